@@ -1,0 +1,1 @@
+"""The command line: one file a verb, nothing but arguments and calls."""

@@ -1,0 +1,55 @@
+"""Make deep learning fit the GPU memory there is.
+
+The public names are loaded at first use, so ``import ebbtide`` is quick, imports
+no torch and changes nothing in it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ebbtide._version import __version__
+from ebbtide.errors import (
+    DoesNotFitError,
+    EbbtideError,
+    MissingExtraError,
+    ScriptError,
+    SnapshotError,
+    TargetError,
+    UnknownGpuError,
+    UsageError,
+    VirtualGpuError,
+)
+
+if TYPE_CHECKING:
+    pass
+
+# Public name to the module that defines it.
+_LAZY: dict[str, str] = {}
+
+__all__ = [
+    "DoesNotFitError",
+    "EbbtideError",
+    "MissingExtraError",
+    "ScriptError",
+    "SnapshotError",
+    "TargetError",
+    "UnknownGpuError",
+    "UsageError",
+    "VirtualGpuError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'ebbtide' has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value  # the next access does not come through here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
