@@ -31,10 +31,10 @@ demo: $(STAMP) ## Predict a real training script on three GPUs, with a report
 	@echo "The report: build/demo.html"
 
 test: $(STAMP) browser ## Run all tests, with branch coverage
-	$(BIN)/python -m tools.test
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 check: $(STAMP) ## Run every static check that CI runs
-	$(BIN)/python -m tools.check
+	$(BIN)/python tools/check.py
 
 bench: $(STAMP) ## Put other estimators beside Ebbtide on the same measured rows
 	$(BIN)/python bench/predict.py

@@ -4,8 +4,8 @@
     ├── UsageError            what the user asked for cannot be understood (exit code 2)
     │   ├── UnknownGpuError       no GPU of that name in the catalogue
     │   ├── TargetError           the thing to predict cannot be found, read or built
-    │   └── SnapshotError         a file is no snapshot or trace that can be read
-    ├── MissingExtraError     an optional dependency is not installed (exit code 2)
+    │   ├── SnapshotError         a file is no snapshot or trace that can be read
+    │   └── MissingExtraError     an optional dependency is not installed
     ├── ScriptError           the user's own program failed while it was recorded (exit code 2)
     ├── VirtualGpuError       the virtual GPU cannot work on this machine or torch version
     └── DoesNotFitError       raised by `assert_fits` (exit code 1)

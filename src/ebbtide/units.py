@@ -78,7 +78,12 @@ def parse_bytes(text: str) -> int:
 def format_bytes(n: int | float) -> str:
     """`n` bytes in binary units, three significant figures or so: ``"13.8 GiB"``."""
     size = abs(n)
-    for unit, factor, digits in (("TiB", TiB, 2), ("GiB", GiB, 2), ("MiB", MiB, 1), ("KiB", KiB, 1)):
+    for unit, factor, digits in (
+        ("TiB", TiB, 2),
+        ("GiB", GiB, 2),
+        ("MiB", MiB, 1),
+        ("KiB", KiB, 1),
+    ):
         # Rounding up must not leave "1024.0 MiB" where "1.00 GiB" is meant.
         if size >= factor or round(size / (factor >> 10), digits) >= 1024:
             return f"{n / factor:.{digits}f} {unit}"
