@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import ebbtide
+from ebbtide import errors
+
+MOST_NAMES = 20
+QUICK_S = 0.3
+
+# In a process of its own, because the tests' own process has torch loaded already.
+PROBE = """
+import json, sys, time
+start = time.perf_counter()
+import {module}
+took = time.perf_counter() - start
+heavy = sorted({{"torch", "numpy", "scipy", "transformers", "plotly"}} & set(sys.modules))
+print(json.dumps([took, heavy]))
+"""
+
+
+def probe(module: str) -> tuple[float, list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(module=module)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    took, heavy = json.loads(done.stdout)
+    return took, heavy
+
+
+def test_import_is_quick_and_loads_nothing_heavy() -> None:
+    took, heavy = min(probe("ebbtide") for _ in range(3))
+    assert heavy == []
+    assert took < QUICK_S
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "ebbtide.cli.app",
+        "ebbtide.cli.gpus",
+        "ebbtide.cli.predict",
+        "ebbtide.cli.replay",
+        "ebbtide.gpus",
+        "ebbtide.prediction",
+        "ebbtide.report",
+        "ebbtide.trace",
+        "ebbtide.trace.model",
+        "ebbtide.vgpu",
+        "ebbtide.workloads",
+    ],
+)
+def test_these_rooms_open_without_torch(module: str) -> None:
+    _, heavy = probe(module)
+    assert "torch" not in heavy
+    assert "transformers" not in heavy
+
+
+def test_there_are_few_public_names() -> None:
+    assert len(ebbtide.__all__) == len(set(ebbtide.__all__)) <= MOST_NAMES
+
+
+@pytest.mark.parametrize("name", ebbtide.__all__)
+def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    value = getattr(ebbtide, name)
+    assert name in dir(ebbtide)
+    if name != "__version__":
+        assert value.__name__ == name
+        assert value.__doc__
+
+
+def test_all_exceptions_are_public() -> None:
+    ours = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.EbbtideError)
+    }
+    assert ours <= set(ebbtide.__all__)
+
+
+def test_a_lazy_name_is_looked_up_once() -> None:
+    name = next(iter(ebbtide._LAZY))
+    assert getattr(ebbtide, name) is vars(ebbtide)[name]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'predictt'"):
+        ebbtide.predictt  # noqa: B018
+
+
+def test_a_room_never_hides_a_public_call() -> None:
+    """A module ``ebbtide.predict`` would replace the function once anybody imported it."""
+    rooms = {"report", "gpus", "vgpu", "trace", "workloads", "prediction", "cli"}
+    assert rooms.isdisjoint(ebbtide.__all__)
