@@ -1,0 +1,1 @@
+"""Public measurements of GPU memory, their workloads rebuilt, and the comparison."""

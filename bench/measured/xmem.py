@@ -1,0 +1,114 @@
+"""The `xmem-*` rows: four training iterations of a torchvision or Transformers model.
+
+The loop is that of Stone-ResearchLife/xMem (exp/trainer/train_loop.py @ 0fa57ba6): a model
+for images goes to the device before its optimizer is made, a language model after; gradients
+are dropped before the batch is loaded; outputs and loss of an iteration live until the next
+one replaces them; a language model's batch has input_ids, attention_mask and labels, of which
+most are padded to 128 tokens. torch 2.6.0 and Transformers 4.51.3 (paper_container/config.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .rows import Row, read_configs
+
+ITERATIONS = 4
+IMAGE = 86
+
+
+def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
+    """The class of `torch.optim`, or Transformers' Adafactor.
+
+    Raises:
+        ValueError: no such optimizer.
+    """
+    found = getattr(torch.optim, name, None)
+    if found is None or not issubclass(found, torch.optim.Optimizer):
+        raise ValueError(f"torch.optim has no {name!r}")
+    result: type[torch.optim.Optimizer] = found
+    return result
+
+
+def vision_model(row: Row) -> nn.Module:
+    """The torchvision model that `row` names, without weights.
+
+    MobileNetV3 is built from its settings and with ten classes, as the source does.
+    """
+    from torchvision import models
+    from torchvision.models import mobilenetv3
+
+    if "MobileNetV3 small" in row.model:
+        settings, last = mobilenetv3._mobilenet_v3_conf("mobilenet_v3_small")
+        return mobilenetv3.MobileNetV3(settings, last, num_classes=10)
+    name = row.model.removeprefix("torchvision ").split("(")[0].strip()
+    model: nn.Module = models.get_model(name, weights=None)
+    return model
+
+
+def language_config(row: Row) -> Any:
+    """The Transformers configuration of the row's model."""
+    from transformers import AutoConfig
+
+    name = row.model.removesuffix(" (config)")
+    configs = read_configs()
+    found = next(key for key in configs if key == name or key.endswith(f"/{name}"))
+    fields = dict(configs[found])
+    fields.pop("architectures", None)
+    return AutoConfig.for_model(fields.pop("model_type"), **fields)
+
+
+def language_model(row: Row) -> nn.Module:
+    """The row's Transformers model with its head, in fp32."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    config = language_config(row)
+    factory = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model: nn.Module = factory.from_config(config, dtype=torch.float32)
+    return model
+
+
+def train_vision(row: Row, device: torch.device, *, image: int = IMAGE) -> None:
+    """The loop for images, (batch, 3, image, image)."""
+    model = vision_model(row)
+    model.to(device)
+    model.train()
+    optimizer = optimizer_class(row.optimizer)(model.parameters(), lr=0.001)  # type: ignore[call-arg]
+    criterion = nn.CrossEntropyLoss()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.1)
+    batch = row.batch or 1
+    for _ in range(ITERATIONS):
+        inputs, labels = torch.randn(batch, 3, image, image), torch.randint(0, 10, (batch,))
+        optimizer.zero_grad()
+        inputs, labels = inputs.to(device), labels.to(device)
+        outputs = model(inputs)
+        loss = criterion(outputs, labels)
+        loss.backward()
+        optimizer.step()
+        _, preds = torch.max(outputs, 1)
+        scheduler.step()
+    del preds
+
+
+def train_language(row: Row, device: torch.device, *, seq: int | None = None) -> None:
+    """The loop for text, (batch, seq)."""
+    model = language_model(row)
+    model.train()
+    optimizer = optimizer_class(row.optimizer)(model.parameters(), lr=0.001)  # type: ignore[call-arg]
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.1)
+    model.to(device)
+    vocab = model.config.vocab_size  # type: ignore[union-attr]
+    shape = (row.batch or 1, seq or row.seq)
+    for _ in range(ITERATIONS):
+        ids = torch.randint(0, int(vocab), shape)  # type: ignore[arg-type]
+        host = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+        optimizer.zero_grad()
+        batch = {key: value.to(device) for key, value in host.items()}
+        outputs = model(**batch)
+        loss = outputs.loss
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
