@@ -1,0 +1,1 @@
+"""From a trace to what a workload needs on a GPU: peak, ledger, timeline, batch curve."""

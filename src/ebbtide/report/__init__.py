@@ -1,0 +1,1 @@
+"""Pieces of reports that every verb shares: self-contained HTML and terminal rendering."""

@@ -1,0 +1,162 @@
+"""One workload at any batch size, from traces at two or three.
+
+Where the same operations and allocations happen in the same order at each traced
+batch, only sizes differ, and a trace at any other batch is made by arithmetic: the
+allocator can then be replayed for it, so that reserved memory is exact and not
+interpolated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ebbtide.errors import EbbtideError
+from ebbtide.prediction.growth import Growth
+from ebbtide.trace.model import Guess, Ints, Trace
+
+
+class DoNotAlignError(EbbtideError):
+    """Traces at different batch sizes do different things; the message says where they part.
+
+    The caller traces each batch size that it wants to know instead.
+    """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """Requested bytes of each allocation at one batch size."""
+
+    likely: Ints
+    low: Ints
+    high: Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """One workload at any batch size.
+
+    Attributes:
+        trace: the trace at the first batch; its order of events holds for all.
+        likely, low, high: bytes of each allocation.
+        flops, moved_bytes: of each operation.
+        seconds: of each operation at each traced batch.
+    """
+
+    trace: Trace
+    likely: Growth
+    low: Growth
+    high: Growth
+    flops: Growth
+    moved_bytes: Growth
+    seconds: tuple[npt.NDArray[np.float64], ...]
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batch sizes that were traced, ascending."""
+        return self.likely.batches
+
+    def sizes(self, batch: int) -> Sizes | None:
+        """Requested bytes at `batch`; None where they are beyond any GPU."""
+        columns = [growth.at(batch) for growth in (self.low, self.likely, self.high)]
+        if any(column is None for column in columns):
+            return None
+        low, likely, high = (column for column in columns if column is not None)
+        # Rounding a bent row may cross by a byte; the order is part of what a range means.
+        return Sizes(likely=likely, low=np.minimum(low, likely), high=np.maximum(high, likely))
+
+    def guesses(self) -> tuple[Guess, ...]:
+        """What the curve assumes beyond the traces."""
+        bent = len(self.likely.bent)
+        if bent:
+            return (
+                Guess(
+                    kind="curve-bent",
+                    text=f"{bent} allocations do not grow in proportion to the batch; between "
+                    f"and beyond batches {self.batches} they follow a parabola.",
+                    count=bent,
+                ),
+            )
+        if len(self.batches) == 2:
+            return (
+                Guess(
+                    kind="curve-unchecked",
+                    text=f"The curve assumes that every allocation is affine in the batch, from "
+                    f"traces at {self.batches[0]} and {self.batches[1]}.",
+                    count=1,
+                ),
+            )
+        return ()
+
+
+def family(traces: Mapping[int, Trace]) -> Family:
+    """One workload at any batch size.
+
+    Args:
+        traces: two or three traces of it, by batch size.
+
+    Raises:
+        DoNotAlignError: the traces do different things.
+        ValueError: not two or three traces.
+    """
+    if len(traces) not in (2, 3):
+        raise ValueError(f"family: expected traces at 2 or 3 batch sizes, got {len(traces)}")
+    batches = tuple(sorted(traces))
+    ordered = [traces[batch] for batch in batches]
+    for batch, other in zip(batches[1:], ordered[1:], strict=True):
+        where = first_difference(ordered[0], other)
+        if where is not None:
+            raise DoNotAlignError(
+                f"The traces at batch {batches[0]} and {batch} do different things: {where}. "
+                "Each batch size has to be traced by itself."
+            )
+
+    def growth(columns: list[Ints]) -> Growth:
+        return Growth(batches=batches, values=tuple(columns))
+
+    return Family(
+        trace=ordered[0],
+        likely=growth([trace.allocs.likely_bytes for trace in ordered]),
+        low=growth([trace.allocs.low_bytes for trace in ordered]),
+        high=growth([trace.allocs.high_bytes for trace in ordered]),
+        flops=growth([trace.ops.flops for trace in ordered]),
+        moved_bytes=growth([trace.ops.moved_bytes for trace in ordered]),
+        seconds=tuple(trace.ops.seconds for trace in ordered),
+    )
+
+
+def first_difference(one: Trace, other: Trace) -> str | None:
+    """Where two traces first do different things; None where only sizes and costs differ."""
+    names = [np.asarray(trace.names, object)[trace.ops.name] for trace in (one, other)]
+    if (at := _first(names[0], names[1])) is not None:
+        return (
+            f"operation {at} is {_item(names[0], at)} in one and {_item(names[1], at)} in the other"
+        )
+    pairs = {
+        "category": (one.allocs.category, other.allocs.category),
+        "operation": (one.allocs.op, other.allocs.op),
+        "stream": (one.allocs.stream, other.allocs.stream),
+    }
+    for what, (left, right) in pairs.items():
+        if (at := _first(left, right)) is not None:
+            return f"allocation {at} has another {what}, or is missing"
+    for column in ("event_kind", "event_arg", "event_extra"):
+        if (at := _first(getattr(one, column), getattr(other, column))) is not None:
+            return f"event {at} is another, or is missing"
+    return None
+
+
+def _first(left: npt.NDArray[np.generic], right: npt.NDArray[np.generic]) -> int | None:
+    """The first index at which the columns differ, their shorter length where one goes on."""
+    shared = min(len(left), len(right))
+    differing = np.flatnonzero(left[:shared] != right[:shared])
+    if len(differing):
+        return int(differing[0])
+    return shared if len(left) != len(right) else None
+
+
+def _item(names: npt.NDArray[np.object_], at: int) -> str:
+    return str(names[at]) if at < len(names) else "missing"
