@@ -5,8 +5,8 @@
 #
 #   bash bench/gpu_check.sh
 #
-# Runs with the first Python that has a torch for CUDA: $PYTHON, .venv, python3. What is
-# missing there (see below) is named, not installed, but for the package itself.
+# Runs with the first Python whose torch sees the GPU: $PYTHON, .venv, python3. It installs
+# nothing: what is missing there is named, and workloads without their package are skipped.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1

@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def measured(script: str, args: list[str]) -> dict[str, Any]:
     runpy.run_path(script, run_name="__main__")
     torch.cuda.synchronize()
     after = used_mib()
-    gaps = [b - a for a, b in zip(ticks, ticks[1:], strict=False)][1:]
+    gaps = [b - a for a, b in pairwise(ticks)][1:]
     return {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
