@@ -23,15 +23,21 @@ from ebbtide.errors import (
 )
 
 if TYPE_CHECKING:
-    pass
+    from ebbtide.gpus.spec import Gpu
+    from ebbtide.prediction.result import Prediction
 
 # Public name to the module that defines it.
-_LAZY: dict[str, str] = {}
+_LAZY = {
+    "Gpu": "ebbtide.gpus.spec",
+    "Prediction": "ebbtide.prediction.result",
+}
 
 __all__ = [
     "DoesNotFitError",
     "EbbtideError",
+    "Gpu",
     "MissingExtraError",
+    "Prediction",
     "ScriptError",
     "SnapshotError",
     "TargetError",
