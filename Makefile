@@ -40,7 +40,7 @@ bench: $(STAMP) ## Put other estimators beside Ebbtide on the same measured rows
 	$(BIN)/python bench/predict.py
 
 docs: $(STAMP) ## Build the site into site/
-	$(BIN)/mkdocs build --strict --quiet --clean
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --clean
 	@echo "The site: site/index.html"
 
 accuracy: $(STAMP) ## Compare with every measured row; fails above the bounds
