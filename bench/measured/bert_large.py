@@ -259,7 +259,9 @@ def train(
 def _unscale(params: list[nn.Parameter], scale: Tensor) -> None:
     grads = [p.grad for p in params if p.grad is not None]
     found = torch.full((), 0.0, device=scale.device)
-    torch._amp_foreach_non_finite_check_and_unscale_(grads, found, scale.double().reciprocal().float())
+    torch._amp_foreach_non_finite_check_and_unscale_(
+        grads, found, scale.double().reciprocal().float()
+    )
 
 
 def load(config: dict[str, Any], device: torch.device) -> BertClassifier:

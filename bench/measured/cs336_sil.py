@@ -65,7 +65,9 @@ class Rope(nn.Module):
 
     def __init__(self, context: int, d_head: int) -> None:
         super().__init__()
-        angles = torch.outer(torch.arange(context).float(), 10_000.0 ** -torch.linspace(0, 1, d_head))
+        angles = torch.outer(
+            torch.arange(context).float(), 10_000.0 ** -torch.linspace(0, 1, d_head)
+        )
         self.register_buffer("cos", torch.cos(angles))
         self.register_buffer("sin", torch.sin(angles))
 
@@ -169,8 +171,9 @@ class Decoder(nn.Module):
         return logits
 
 
-def build(context: int, *, d: int = 768, heads: int = 12, d_ff: int = 3072,
-          layers: int = 12) -> Decoder:
+def build(
+    context: int, *, d: int = 768, heads: int = 12, d_ff: int = 3072, layers: int = 12
+) -> Decoder:
     """The "small" decoder of the rows, on the CPU and without initial values."""
     return Decoder(context, d, heads, d_ff, layers)
 

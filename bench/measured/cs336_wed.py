@@ -223,8 +223,9 @@ class LoopAdamW(torch.optim.Optimizer):
                 state["t"] = t + 1
 
 
-def build(context: int, *, d: int = 1024, heads: int = 16, d_ff: int = 4096,
-          layers: int = 24) -> Decoder:
+def build(
+    context: int, *, d: int = 1024, heads: int = 16, d_ff: int = 4096, layers: int = 24
+) -> Decoder:
     """The "medium" decoder of the rows, on the CPU and without initial values."""
     return Decoder(context, d, heads, d_ff, layers)
 

@@ -57,6 +57,22 @@ class AwqLinear(nn.Module):
         return x.new_empty(*x.shape[:-1], self.d_out)
 
 
+class PackedExperts(nn.Module):
+    """All experts of a layer in e4m3, with their scales; passes on what comes in."""
+
+    def __init__(self, experts: nn.Module) -> None:
+        super().__init__()
+        for name, p in list(experts.named_parameters()):
+            packed = torch.empty(p.shape, dtype=torch.float8_e4m3fn)
+            blocks = [p.shape[0], *(math.ceil(side / FP8_BLOCK) for side in p.shape[1:])]
+            self.register_parameter(name, nn.Parameter(packed, requires_grad=False))
+            self.register_buffer(f"{name}_scale", torch.empty(blocks))
+
+    def forward(self, hidden: Tensor, *routing: Tensor) -> Tensor:
+        """(tokens, d) to the same."""
+        return torch.empty_like(hidden)
+
+
 def build(row: Row, device: torch.device, **smaller: int) -> nn.Module:
     """The row's model on `device`, without weights; `smaller` overrides configuration fields."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -79,10 +95,13 @@ def _pack(model: nn.Module, kind: type[Fp8Linear] | type[AwqLinear]) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear) and name != "lm_head":
                 setattr(parent, name, kind(child.in_features, child.out_features))
+            elif name == "experts" and any(True for _ in child.parameters(recurse=False)):
+                setattr(parent, name, PackedExperts(child))
 
 
-def decode(model: nn.Module, prompt: int, device: torch.device, meter: Meter,
-           generated: int = GENERATED) -> None:
+def decode(
+    model: nn.Module, prompt: int, device: torch.device, meter: Meter, generated: int = GENERATED
+) -> None:
     """Fill `prompt` tokens, then the last two of `generated`."""
     from transformers import DynamicCache
 
