@@ -133,5 +133,5 @@ def _words(key: str) -> frozenset[str]:
 def _nearest(name: str) -> list[str]:
     joined = "".join(_tokens(name)) or name.lower()
     names = _exact()
-    close = get_close_matches(joined, names, n=6, cutoff=0.6)
+    close = get_close_matches(joined, names, n=6, cutoff=0.5)
     return list(dict.fromkeys(names[match] for match in close))[:4]
