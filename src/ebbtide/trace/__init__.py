@@ -1,0 +1,1 @@
+"""The trace of a workload, and the memory snapshots of PyTorch."""

@@ -1,0 +1,130 @@
+"""Expandable segments: address space of which pages are mapped where they are needed.
+
+Source: `ExpandableSegment`, `find_expandable_block`, `map_block` and `unmap_block` of
+pytorch/pytorch's `c10/cuda/CUDACachingAllocator.cpp` (2.5 to 2.14).
+"""
+
+from __future__ import annotations
+
+from ebbtide.vgpu.allocator.blocks import Block, Pool, Reservation
+from ebbtide.vgpu.allocator.heap import Heap
+from ebbtide.vgpu.allocator.sizes import SMALL_SEGMENT
+
+
+def grow(heap: Heap, pool: Pool, size: int, stream: int, space: int | None) -> Block | None:
+    """Map pages until a free block of `size` bytes is there, and take it.
+
+    A new reservation gets `space` bytes of addresses, plenty if that is None. If the
+    driver has no memory there is no block, and what was mapped until then stays.
+    """
+    candidate = _find(heap, pool, size, stream, space)
+    if not candidate.mapped and not map_pages(heap, candidate, min(candidate.size, size)):
+        return None
+    while candidate.size < size:
+        following = candidate.next
+        if following is None:
+            return None
+        missing = min(size - candidate.size, following.size)
+        if not map_pages(heap, following, missing):
+            return None
+        candidate = following
+    pool.free[stream].remove(candidate)
+    return candidate
+
+
+def _find(heap: Heap, pool: Pool, size: int, stream: int, space: int | None) -> Block:
+    # The lowest address at which free and unmapped stretches in a row are large enough.
+    for unmapped in pool.unmapped.get(stream, ()):
+        start = unmapped
+        if start.prev is not None and not start.prev.busy:
+            start = start.prev
+        room = 0
+        at: Block | None = start
+        while at is not None and room < size and not at.busy:
+            room += at.size
+            at = at.next
+        if room >= size:
+            return start
+    page = SMALL_SEGMENT if pool.small else heap.config.large_segment_size
+    base, reserved = heap.driver.reserve(space, page)
+    block = Block(base, reserved, stream, pool)
+    block.mapped = False
+    block.reservation = Reservation(base, reserved, page)
+    pool.add_unmapped(block)
+    return block
+
+
+def map_pages(heap: Heap, block: Block, size: int) -> bool:
+    """Map the first `size` bytes of an unmapped block, in whole pages, and cache them.
+
+    Returns:
+        False if the driver has no memory; then nothing has changed.
+    """
+    reservation = block.reservation
+    if reservation is None:
+        raise ValueError(f"{block} is no part of an expandable segment")
+    mapped = -(-size // reservation.page) * reservation.page
+    address = block.address
+    if not heap.driver.map(address, mapped):
+        return False
+    pool = block.pool
+    pool.remove_unmapped(block)
+    block.mapped = True
+    if mapped < block.size:
+        rest = Block(address + mapped, block.size - mapped, block.stream, pool)
+        rest.mapped = False
+        rest.reservation = reservation
+        rest.insert_after(block, block.next)
+        block.size = mapped
+        pool.add_unmapped(rest)
+    heap.merge(block, block.prev)
+    heap.merge(block, block.next)
+    heap.cache(block)
+    heap.count_reserved(pool, mapped)
+    heap.note("segment_map", address, mapped, block.stream)
+    return True
+
+
+def unmap_pages(heap: Heap, block: Block) -> None:
+    """Give back the whole pages inside a cached block; the ends of it stay cached."""
+    reservation = block.reservation
+    if reservation is None:
+        raise ValueError(f"{block} is no part of an expandable segment")
+    page, base = reservation.page, reservation.base
+    begin = base + -(-(block.address - base) // page) * page
+    end = base + (block.address + block.size - base) // page * page
+    if begin >= end:
+        return
+    unmap_range(heap, block, begin, end)
+
+
+def unmap_range(heap: Heap, block: Block, begin: int, end: int) -> None:
+    """Give back ``[begin, end)``, whole pages inside a cached block.
+
+    With the last page of a reservation its addresses are given back too.
+    """
+    pool, stream = block.pool, block.stream
+    pool.free[stream].remove(block)
+    if begin > block.address:
+        before = Block(block.address, begin - block.address, stream, pool)
+        before.reservation = block.reservation
+        before.insert_after(block.prev, block)
+        heap.cache(before)
+    stop = block.address + block.size
+    if stop > end:
+        after = Block(end, stop - end, stream, pool)
+        after.reservation = block.reservation
+        after.insert_after(block, block.next)
+        heap.cache(after)
+    heap.driver.unmap(begin, end - begin)
+    block.address = begin
+    block.size = end - begin
+    block.mapped = False
+    heap.merge(block, block.prev)
+    heap.merge(block, block.next)
+    pool.add_unmapped(block)
+    heap.count_reserved(pool, begin - end)
+    heap.note("segment_unmap", begin, end - begin, stream)
+    if block.prev is None and block.next is None:
+        pool.remove_unmapped(block)
+        heap.driver.unreserve(block.address, block.size)
