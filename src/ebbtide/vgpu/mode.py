@@ -1,0 +1,379 @@
+"""The dispatch mode: every ATen operation that touches the virtual GPU passes here.
+
+Tensors on the CPU stay real. An operation is fake if an argument is, or if it
+creates something on `cuda`. Its outputs come from the metadata cache or, the
+first time, from FakeTensor; what it would allocate and launch is written to
+the tape. Operations that need more than that have a handler in `ops/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from ebbtide.vgpu.kernel import Kernel, KernelModel
+from ebbtide.vgpu.metadata import FakeMaker, Output, Plan, describe_outputs, key_of
+from ebbtide.vgpu.places import Places
+from ebbtide.vgpu.shadow import Shadows
+from ebbtide.vgpu.storages import Storages
+from ebbtide.vgpu.tape import WORKSPACE, Tape
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    Handler = Callable[["VirtualMode", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+
+_DEVICE_OF = torch.ops.prim.device.default
+# These change an argument's own metadata, so a cache of outputs cannot serve them.
+_CHANGES_METADATA = frozenset(
+    "resize_ resize_as_ set_ t_ transpose_ squeeze_ unsqueeze_ as_strided_ swapaxes_ "
+    "swapdims_ detach_ rename_ _resize_output_ set_data".split()
+)
+# A CPU tensor larger than this that nobody has written to yet need not exist.
+_LARGE_EMPTY_BYTES = 256 << 20
+_EMPTY_NAMES = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+class _Route:
+    """What is known of an operation before its arguments: found once for each overload."""
+
+    __slots__ = ("cacheable", "composite", "handler", "mutable", "name")
+
+    def __init__(self, func: OpOverload, handler: Handler | None) -> None:
+        self.name = func._schema.name.removeprefix("aten::")
+        self.handler = handler
+        self.composite = handler is None and func.has_kernel_for_dispatch_key(
+            torch._C.DispatchKey.CompositeImplicitAutograd
+        )
+        self.mutable = func._schema.is_mutable
+        self.cacheable = self.name not in _CHANGES_METADATA
+
+
+class VirtualMode(TorchDispatchMode):
+    """Runs `cuda` operations on fake tensors and writes them to a tape.
+
+    Args:
+        fake_mode: makes and understands the fake tensors.
+        tape: what is written.
+        kernels: what the GPU does for an operation.
+        handler_for: finds the handler of an operation that needs one.
+        note: called with kind and text for everything that had to be guessed.
+    """
+
+    def __init__(
+        self,
+        fake_mode: FakeTensorMode,
+        tape: Tape,
+        kernels: KernelModel,
+        handler_for: Callable[[OpOverload], Handler | None],
+        note: Callable[[str, str], None],
+    ) -> None:
+        super().__init__()
+        self.fake_mode = fake_mode
+        self.tape = tape
+        self.kernels = kernels
+        self.note = note
+        self.storages = Storages(tape)
+        self.shadows = Shadows(note)
+        self.places = Places(tape)
+        self.maker = FakeMaker(fake_mode)
+        self.plans: dict[Any, Plan] = {}
+        # While modules move, parameters stay fake on the host too.
+        self.keep_host_copies_fake = False
+        self._handler_for = handler_for
+        self._routes: dict[OpOverload, _Route] = {}
+        self._workspaces: dict[tuple[str, bool, int], int] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep TorchDispatchMode from wrapping each call in `torch._dynamo.disable`.
+
+        The wrapper costs 10 us a call and imports Dynamo; nothing is compiled here.
+        """
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if kwargs is None:
+            kwargs = {}
+        if func is _DEVICE_OF:
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        route = self._routes.get(func)
+        if route is None:
+            route = self._routes[func] = _Route(func, self._handler_for(func))
+        if FakeTensor in types:
+            for kind in types:
+                if kind is not FakeTensor and kind is not torch.nn.Parameter:
+                    return NotImplemented  # a wrapper subclass: it unpacks itself first
+        elif not self._creates_fake(route, args, kwargs):
+            return func(*args, **kwargs)
+        if route.handler is not None:
+            return route.handler(self, func, args, kwargs)
+        if route.composite:
+            with self:
+                return func.decompose(*args, **kwargs)
+        return self.run(func, args, kwargs)
+
+    def _creates_fake(self, route: _Route, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":
+            return True
+        if route.name in _EMPTY_NAMES and (device is None or device.type == "cpu") and args:
+            size = args[0] if not isinstance(args[0], torch.Tensor) else args[1]
+            dtype = kwargs.get("dtype") or torch.get_default_dtype()
+            count = dtype.itemsize
+            for n in size:
+                count *= n
+            return count > _LARGE_EMPTY_BYTES
+        return False
+
+    def run(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out an operation as it is: outputs, tape, small values."""
+        route = self._routes.get(func)
+        if route is None:
+            route = self._routes[func] = _Route(func, self._handler_for(func))
+        key: list[Any] = [func]
+        tensors: list[torch.Tensor] = []
+        key_of(args, key, tensors)
+        if kwargs:
+            key.extend(kwargs)
+            key_of(kwargs.values(), key, tensors)
+        try:
+            plan = self.plans.get(tuple(key)) if route.cacheable else None
+        except TypeError:  # an argument that cannot be hashed
+            plan = None
+        if plan is None or plan.outputs is None:
+            return self._run_once(func, route, args, kwargs, key, tensors)
+        if plan.kernel is not None:
+            self._launch(plan.kernel)
+            result = self._make(plan, tensors)
+        elif plan.wrap is None:
+            output = plan.outputs[0]
+            result = None if output is None else self.maker.make(output, tensors)
+        else:
+            result = self._make(plan, tensors)
+        if plan.small:
+            self.shadows.follow(func, args, kwargs, result)
+        return result
+
+    def _make(self, plan: Plan, tensors: list[torch.Tensor]) -> Any:
+        made: list[torch.Tensor | None] = []
+        kernel = plan.kernel
+        scratch = kernel.scratch if kernel is not None else ()
+        assert plan.outputs is not None
+        for position, output in enumerate(plan.outputs):
+            if scratch:
+                self._use_scratch(kernel, position)
+            if output is None:
+                made.append(None)
+                continue
+            tensor = self.maker.make(output, tensors)
+            if output.nbytes:
+                self.storages.add_new(tensor, output.nbytes)
+            made.append(tensor)
+        if kernel is not None:
+            if kernel.workspaces:
+                self._hold_workspaces(kernel)
+            if scratch:
+                self._use_scratch(kernel, len(plan.outputs), rest=True)
+        return made[0] if plan.wrap is None else plan.wrap(made)
+
+    def _run_once(
+        self,
+        func: OpOverload,
+        route: _Route,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: list[Any],
+        tensors: list[torch.Tensor],
+    ) -> Any:
+        """The slow way, through FakeTensor; remembers the answer where it can."""
+        known = {id(tensor): self.as_fake(tensor) for tensor in tensors}
+        fake_args = _swap(args, known)
+        fake_kwargs = {name: _swap(value, known) for name, value in kwargs.items()}
+        result = self.fake_mode.dispatch(func, (), fake_args, fake_kwargs)
+        converted = [known[id(tensor)] for tensor in tensors]
+        outputs, wrap = describe_outputs(result, tensors, converted)
+        plan = Plan(outputs, wrap, None)
+        if any(tensor.device.type == "cuda" for tensor in _tensors_in(result, converted)):
+            pure_view = not route.mutable and outputs is not None
+            pure_view = pure_view and all(o is None or not o.nbytes for o in outputs or ())
+            if not pure_view or not outputs:
+                plan.kernel = self.kernels.describe(route.name, fake_args, fake_kwargs, result)
+        if outputs is not None and len(outputs) == 1 and outputs[0] is not None:
+            plan.small = self.shadows.small(outputs[0].shape, outputs[0].dtype)
+        if plan.kernel is not None:
+            self._launch(plan.kernel)
+        self._note_outputs(plan.kernel, result, wrap)
+        if outputs is not None and route.cacheable:
+            try:
+                self.plans[tuple(key)] = plan
+            except TypeError:
+                self.note("uncached", f"aten::{route.name} takes an argument that has no hash")
+        result = self._original(result, tensors, converted)
+        if plan.small:
+            self.shadows.follow(func, args, kwargs, result)
+        return result
+
+    def _note_outputs(self, kernel: Kernel | None, result: Any, wrap: type | None) -> None:
+        items = result if wrap else (result,)
+        position = 0
+        for position, item in enumerate(items):
+            if kernel is not None and kernel.scratch:
+                self._use_scratch(kernel, position)
+            if isinstance(item, FakeTensor) and item.fake_device.type == "cuda":
+                self.storages.add(item)
+        if kernel is not None:
+            if kernel.workspaces:
+                self._hold_workspaces(kernel)
+            if kernel.scratch:
+                self._use_scratch(kernel, position + 1, rest=True)
+
+    @staticmethod
+    def _original(result: Any, tensors: list[torch.Tensor], converted: list[torch.Tensor]) -> Any:
+        """`result` with converted arguments replaced by the tensors that were passed."""
+        if all(a is b for a, b in zip(tensors, converted, strict=True)):
+            return result
+        back = {id(fake): real for real, fake in zip(tensors, converted, strict=True)}
+        if isinstance(result, tuple | list):
+            return type(result)(back.get(id(item), item) for item in result)
+        return back.get(id(result), result)
+
+    def as_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` itself if it is fake, else a fake one of its shape that knows its values."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        fake = self.fake_mode.from_tensor(tensor)
+        self.shadows.remember_real(fake, tensor)
+        return fake
+
+    # -- for handlers
+
+    def call(self, func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """Run another operation as if the program had called it."""
+        with self:
+            return func(*args, **kwargs)
+
+    def new_tensor(
+        self,
+        shape: tuple[int, ...],
+        like: torch.Tensor,
+        dtype: torch.dtype,
+        stride: tuple[int, ...] | None = None,
+    ) -> torch.Tensor:
+        """A fresh tensor on `like`'s device, allocated by the current operation."""
+        stride = stride or _contiguous(shape)
+        output = Output(tuple(shape), stride, dtype, like.device)
+        made = self.maker.make(output, [])
+        if output.nbytes:
+            self.storages.add_new(made, output.nbytes)
+        return made
+
+    def record_only(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Write the launch of an operation whose outputs, if any, are made elsewhere."""
+        key = (func, *(_shapes(value) for value in (*args, *kwargs.values())))
+        plan = self.plans.get(key)
+        if plan is None:
+            name = func._schema.name.removeprefix("aten::")
+            plan = Plan((), None, self.kernels.describe(name, args, kwargs, ()))
+            self.plans[key] = plan
+        self._launch(plan.kernel)
+        self._use_scratch(plan.kernel, 0, rest=True)
+
+    def real_copy(self, fake: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        """A real CPU tensor in place of the host copy `fake` of `source`."""
+        known = self.shadows.known(source)
+        with _disable_current_modes():
+            real = torch.empty_strided(tuple(fake.shape), fake.stride(), dtype=fake.dtype)
+            if known is None:
+                self.note("host-copy", "a tensor was copied to the host: it holds dummies there")
+                return real.fill_(1 if fake.dtype.is_floating_point else 0)
+            return real.copy_(known)
+
+    # -- what the tape sees
+
+    def _launch(self, kernel: Kernel) -> None:
+        tape = self.tape
+        module, line = self.places.now()
+        tape.op = row = len(tape.op_name)
+        tape.op_name.append(kernel.name)
+        tape.op_module.append(module)
+        tape.op_line.append(line)
+        tape.op_phase.append(tape.phase)
+        tape.op_stream.append(tape.stream)
+        tape.op_flops.append(kernel.flops)
+        tape.op_moved.append(kernel.moved_bytes)
+        tape.op_seconds.append(kernel.seconds)
+        tape.kind.append(2)
+        tape.arg.append(row)
+
+    def _use_scratch(self, kernel: Kernel, position: int, rest: bool = False) -> None:
+        """Temporaries that come before output `position`; with `rest`, all later ones."""
+        for item in kernel.scratch:
+            if item.after_outputs == position or (rest and item.after_outputs > position):
+                row = self.tape.alloc(item.likely, item.low, item.high, WORKSPACE)
+                self.tape.free(row)
+
+    def _hold_workspaces(self, kernel: Kernel) -> None:
+        """Library workspaces: kept for a handle and a stream, or for this call alone.
+
+        The autograd engine runs on a thread of its own on a GPU, with its own handle.
+        """
+        tape = self.tape
+        for workspace in kernel.workspaces:
+            if workspace.held == "handle":
+                owner = (workspace.library, self.places.in_backward, tape.stream)
+                if owner not in self._workspaces:
+                    size = workspace.nbytes
+                    self._workspaces[owner] = tape.alloc(size, size, size, WORKSPACE)
+            else:
+                size = workspace.nbytes
+                tape.free(tape.alloc(size, size, size, WORKSPACE))
+
+    def forget_workspaces(self) -> None:
+        """`torch._C._cuda_clearCublasWorkspaces()`."""
+        for row in self._workspaces.values():
+            self.tape.free(row)
+        self._workspaces.clear()
+
+
+def _swap(value: Any, known: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return known.get(id(value), value)
+    if isinstance(value, tuple | list):
+        return type(value)(_swap(item, known) for item in value)
+    return value
+
+
+def _tensors_in(result: Any, also: list[torch.Tensor]) -> list[torch.Tensor]:
+    items = result if isinstance(result, tuple | list) else (result,)
+    return [item for item in items if isinstance(item, torch.Tensor)] + also
+
+
+def _shapes(value: Any) -> Any:
+    """What `record_only` tells calls apart by: shapes and dtypes, not values."""
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.dtype)
+    if isinstance(value, tuple | list):
+        return tuple(_shapes(item) for item in value)
+    return type(value)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,141 @@
+"""Operations whose output size depends on values.
+
+Where the values are known (small masks, ids) the size is exact. Otherwise the
+largest possible size is taken, which bounds memory from above, and the guess is
+listed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+HANDLERS: dict[Any, Any] = {}
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _empty(mode: Any, like: torch.Tensor, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    made: torch.Tensor = mode.new_tensor(tuple(shape), like, dtype)
+    return made
+
+
+def _with_values(mode: Any, func: Any, args: Any, kwargs: Any) -> Any | None:
+    """The outputs' real values if all inputs are known, else None."""
+    known = []
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            value = mode.shadows.known(value)
+            if value is None:
+                return None
+        known.append(value)
+    with torch.utils._python_dispatch._disable_current_modes():
+        return func(*known, **kwargs)
+
+
+def _place(mode: Any, like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A fake tensor on `like`'s device that holds `values`."""
+    made = _empty(mode, like, list(values.shape), values.dtype)
+    if mode.shadows.small(values.shape, values.dtype):
+        mode.shadows.remember(made, values)
+    return made
+
+
+def _nonzero(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    known = _with_values(mode, func, args, kwargs)
+    if known is not None:
+        return _place(mode, args[0], known)
+    mode.note("nonzero", "`nonzero` of unknown values: every element is taken as nonzero")
+    return _empty(mode, args[0], [args[0].numel(), args[0].dim()], torch.int64)
+
+
+def _masked_select(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor, mask = args[:2]
+    known = mode.shadows.known(mask)
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    if known is not None:
+        with torch.utils._python_dispatch._disable_current_modes():
+            count = int(known.expand(shape).sum())
+    else:
+        mode.note("mask", "selection by an unknown mask: every element is taken as selected")
+        count = 1
+        for n in shape:
+            count *= n
+    return _empty(mode, tensor, [count], tensor.dtype)
+
+
+def _unique(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0]
+    mode.note("unique", "`unique` of values on the GPU: all are taken as different")
+    count = tensor.numel()
+    if func is _aten.unique_dim.default or func is _aten.unique_dim_consecutive.default:
+        count = tensor.shape[args[1]]
+        shape = list(tensor.shape)
+    else:
+        shape = [count]
+    return (
+        _empty(mode, tensor, shape, tensor.dtype),
+        _empty(mode, tensor, [count], torch.int64),
+        _empty(mode, tensor, [count], torch.int64),
+    )
+
+
+def _index(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Boolean masks become index tensors, as the CUDA kernel makes them by `nonzero`."""
+    tensor, indices, *rest = args
+    if not any(index is not None and index.dtype in _MASKS for index in indices):
+        return mode.run(func, args, kwargs)
+    expanded: list[Any] = []
+    for index in indices:
+        if index is None or index.dtype not in _MASKS:
+            expanded.append(index)
+            continue
+        found = mode.call(_aten.nonzero.default, index)
+        expanded += [mode.call(_aten.select.int, found, 1, d) for d in range(index.dim())]
+    return mode.run(func, (tensor, expanded, *rest), kwargs)
+
+
+def _bincount(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    known = _with_values(mode, func, args, kwargs)
+    if known is not None:
+        return _place(mode, args[0], known)
+    least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    mode.note("bincount", "`bincount` of unknown values: `minlength` bins")
+    weights = args[1] if len(args) > 1 else None
+    return _empty(mode, args[0], [max(least, 1)], torch.float64 if weights is not None else torch.int64)
+
+
+def _repeat_interleave(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    repeats = args[0]
+    size = kwargs.get("output_size", args[1] if len(args) > 1 else None)
+    if size is None:
+        known = mode.shadows.known(repeats)
+        if known is not None:
+            size = int(known.sum())
+        else:
+            mode.note("repeat", "`repeat_interleave` by unknown counts: one of each")
+            size = repeats.numel()
+    return _empty(mode, repeats, [size], torch.int64)
+
+
+HANDLERS[_aten.nonzero.default] = _nonzero
+HANDLERS[_aten.masked_select.default] = _masked_select
+HANDLERS[_aten.repeat_interleave.Tensor] = _repeat_interleave
+HANDLERS[_aten.bincount.default] = _bincount
+for _overload in (
+    _aten._unique2.default,
+    _aten.unique_dim.default,
+    _aten.unique_consecutive.default,
+    _aten.unique_dim_consecutive.default,
+):
+    HANDLERS[_overload] = _unique
+for _overload in (
+    _aten.index.Tensor,
+    _aten.index_put.default,
+    _aten.index_put_.default,
+    _aten._index_put_impl_.default,
+    _aten._unsafe_index.Tensor,
+    _aten._unsafe_index_put.default,
+):
+    HANDLERS[_overload] = _index

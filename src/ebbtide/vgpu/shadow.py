@@ -1,0 +1,164 @@
+"""Values of small tensors on the virtual GPU.
+
+Fake tensors have no values, yet programs ask for some: loop ends, lengths,
+masks, counters. Small integer and bool tensors, and the floats that programs
+make themselves, therefore carry a real CPU tensor beside them, on which each
+operation is repeated. What depends on computed values is not known; asked for,
+it is answered with a plausible dummy, and the guess is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+# Integers are masks, ids and positions: repeating an operation on 64 k of them
+# takes about 50 us. Floats are coefficients.
+_MOST_INTEGERS = 1 << 16
+_MOST_FLOATS = 256
+_VALUE = "_ebbtide_value"
+_CPU = torch.device("cpu")
+_aten = torch.ops.aten
+# Asked about unknown values, these are answered as if nothing were wrong.
+_ALL = frozenset({_aten.all.default, _aten.all.dim, _aten.all.dims})
+_COUNT = frozenset(
+    {
+        _aten.sum.default,
+        _aten.sum.dim_IntList,
+        _aten.count_nonzero.default,
+        _aten.count_nonzero.dim_IntList,
+    }
+)
+
+
+class Unknown(Exception):  # noqa: N818 - not an error: control flow inside this module
+    """A value that nothing is known of."""
+
+
+class Shadows:
+    """Keeps and repeats small values; counts what was guessed.
+
+    Args:
+        note: called with kind and text of each guess.
+    """
+
+    def __init__(self, note: Callable[[str, str], None]) -> None:
+        self._note = note
+
+    @staticmethod
+    def small(shape: Any, dtype: torch.dtype) -> bool:
+        """Whether a tensor of this shape may carry its values."""
+        count = 1
+        for n in shape:
+            count *= n
+        if dtype.is_floating_point or dtype.is_complex:
+            return count <= _MOST_FLOATS
+        return count <= _MOST_INTEGERS
+
+    def remember(self, fake: torch.Tensor, value: torch.Tensor) -> None:
+        """`fake` is known to hold `value`."""
+        setattr(fake, _VALUE, value)
+
+    def remember_real(self, fake: torch.Tensor, real: torch.Tensor) -> None:
+        """`fake` stands for the real tensor `real`, if that is small."""
+        if type(real) is torch.Tensor and self.small(real.shape, real.dtype):
+            setattr(fake, _VALUE, real.detach())
+
+    @staticmethod
+    def known(tensor: torch.Tensor) -> torch.Tensor | None:
+        """The values of `tensor`, or None."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor
+        value: torch.Tensor | None = getattr(tensor, _VALUE, None)
+        return value
+
+    def value(self, tensor: torch.Tensor, what: str = "a value") -> torch.Tensor:
+        """The values of `tensor`, or a dummy of the same shape and dtype, counted as a guess."""
+        known = self.known(tensor)
+        if known is not None:
+            return known
+        self._note("value", f"{what} of a tensor on the GPU was asked for and is not known")
+        with _disable_current_modes():
+            fill = torch.ones if tensor.dtype.is_floating_point else torch.zeros
+            return fill(tuple(tensor.shape), dtype=tensor.dtype)
+
+    def _operand(self, tensor: torch.Tensor) -> torch.Tensor:
+        known = self.known(tensor)
+        if known is not None:
+            return known
+        if not tensor.dtype.is_floating_point and self.small(tensor.shape, tensor.dtype):
+            return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype)
+        raise Unknown
+
+    def _swap(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._operand(value)
+        if isinstance(value, tuple | list):
+            return type(value)(self._swap(item) for item in value)
+        if isinstance(value, torch.device):
+            return _CPU
+        return value
+
+    def follow(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Repeat `func` on the values of its arguments and keep what comes out."""
+        if type(result) is not FakeTensor or torch.Tag.nondeterministic_seeded in func.tags:
+            return
+        with _disable_current_modes(), torch.no_grad():
+            try:
+                real_args = self._swap(args)
+                real_kwargs = {
+                    name: None if name == "pin_memory" else self._swap(value)
+                    for name, value in kwargs.items()
+                }
+                value = func(*real_args, **real_kwargs)
+            except Unknown:
+                self._guess(func, args, result)
+                return
+            except Exception:
+                # The operation itself succeeded on metadata; only its value is lost.
+                return
+        if func._schema.is_mutable:
+            value = real_args[0]
+        if isinstance(value, torch.Tensor) and value.shape == result.shape:
+            setattr(result, _VALUE, value)
+
+    def _guess(self, func: Any, args: tuple[Any, ...], result: torch.Tensor) -> None:
+        """The values went in unknown: say what holds when nothing is wrong."""
+        if func in _ALL:
+            value = torch.ones(tuple(result.shape), dtype=torch.bool)
+        elif func in _COUNT and not result.dtype.is_floating_point and result.numel():
+            each = args[0].numel() // result.numel()
+            value = torch.full(tuple(result.shape), each, dtype=result.dtype)
+        else:
+            if func._schema.is_mutable and hasattr(result, _VALUE):
+                delattr(result, _VALUE)
+            return
+        setattr(result, _VALUE, value)
+
+    def scalar(self, tensor: torch.Tensor) -> Any:
+        """What `tensor.item()` answers."""
+        known = self.known(tensor)
+        if known is not None and known.numel() == 1:
+            with _disable_current_modes():
+                return known.item()
+        self._note("item", "a value was read from the GPU (`.item()`, `if tensor:`): a dummy")
+        if tensor.dtype is torch.bool:
+            return False
+        if tensor.dtype.is_complex:
+            return 1 + 0j
+        return 1.0 if tensor.dtype.is_floating_point else 0
+
+
+def fakes_in(values: Any) -> Iterator[FakeTensor]:
+    """Every fake tensor in nested lists and tuples."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from fakes_in(value)

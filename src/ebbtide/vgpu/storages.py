@@ -1,0 +1,74 @@
+"""Follow the storages of fake `cuda` tensors: when one appears and when it dies.
+
+A storage is one allocation of the virtual GPU. PyTorch keeps the Python object
+of a storage alive as long as the storage itself, so a weak reference to it is
+told of the death at the very moment at which CUDA memory would be freed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ebbtide.vgpu.tape import UNKNOWN, Tape
+
+
+class _StorageRef(weakref.ref):  # type: ignore[type-arg]
+    __slots__ = ("bytes", "key", "row")
+
+
+class Storages:
+    """The live storages of one virtual GPU, each with its row in the tape.
+
+    Args:
+        tape: where allocations and frees are written.
+        after_alloc: called after each allocation, so that a limit can be held.
+    """
+
+    def __init__(self, tape: Tape, after_alloc: Callable[[], None] | None = None) -> None:
+        self.tape = tape
+        self.after_alloc = after_alloc
+        self._live: dict[int, _StorageRef] = {}
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Note the storage of `tensor` if it is new or has been resized."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._live.get(key)
+        nbytes = storage.nbytes()
+        if known is not None:
+            if known.bytes == nbytes:
+                return
+            self._drop(known)
+        if nbytes:
+            self._insert(storage, key, nbytes)
+
+    def add_new(self, tensor: torch.Tensor, nbytes: int) -> None:
+        """Note the storage of a tensor that is known to own a fresh one."""
+        storage = tensor.untyped_storage()
+        self._insert(storage, storage._cdata, nbytes)
+
+    def _insert(self, storage: Any, key: int, nbytes: int) -> None:
+        reference = _StorageRef(storage, self._drop)
+        reference.key, reference.bytes = key, nbytes
+        reference.row = self.tape.alloc(nbytes, nbytes, nbytes, UNKNOWN)
+        self._live[key] = reference
+        if self.after_alloc is not None:
+            self.after_alloc()
+
+    def _drop(self, reference: _StorageRef) -> None:
+        if self._live.get(reference.key) is reference:
+            del self._live[reference.key]
+            self.tape.free(reference.row)
+
+    def row_of(self, tensor: torch.Tensor) -> int | None:
+        """Row of the allocation that holds `tensor`, or None if it has no memory here."""
+        known = self._live.get(tensor.untyped_storage()._cdata)
+        return None if known is None else known.row
+
+    def live_rows(self) -> list[int]:
+        """Rows of everything that is allocated now."""
+        return [reference.row for reference in self._live.values()]
