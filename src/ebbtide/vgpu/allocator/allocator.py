@@ -78,7 +78,6 @@ class CachingAllocator:
         self._users: dict[PoolId, int] = {}
         self._small, self._large = self.heap.pools[DEFAULT_POOL]
         self._divisions = self.config.roundup_power2_divisions
-        self._expandable = self.config.expandable_segments
         self._max_split = self.config.max_split_size
 
     # -- requests
@@ -91,25 +90,44 @@ class CachingAllocator:
         Raises:
             OutOfMemory: nothing is left, with torch's message.
         """
-        if nbytes == 0:
+        if nbytes <= 0:
+            if nbytes < 0:
+                raise ValueError(f"a request of {nbytes} bytes")
             return Block(0, 0, stream, self._small)
-        if not self._current_pools:
+        size = round_size(nbytes, self._divisions) if self._divisions else (nbytes + 511) & -512
+        if self._current_pools:
+            pool = self.heap.pools[self._current_pools[-1]][0 if size <= SMALL_SIZE else 1]
+        else:
             if self._events or self._deferred:
                 self.process_events()
-            if nbytes <= SMALL_SIZE and not self._divisions:
-                size = (nbytes + 511) & -512
-                pool = self._small
-            else:
-                size = round_size(nbytes, self._divisions)
-                pool = self._small if size <= SMALL_SIZE else self._large
-        else:
-            size = round_size(nbytes, self._divisions)
-            pool = self.heap.pools[self._current_pools[-1]][0 if size <= SMALL_SIZE else 1]
+            pool = self._small if size <= SMALL_SIZE else self._large
         block = self.heap.take(pool, size, stream)
         if block is None:
             block = self._grow(pool, size, stream)
+        return self._hand_out(block, size, nbytes)
+
+    def malloc_in(
+        self, nbytes: int, stream: int, pool_id: PoolId, *, afresh: bool = False
+    ) -> Block:
+        """An allocation from the pool `pool_id`, or from new memory if `afresh`.
+
+        For replaying a record: there it is known which pool a request went to, and
+        whether it came back from returning memory to the driver, after which torch
+        does not search its cache again.
+
+        Raises:
+            OutOfMemory: nothing is left.
+        """
+        size = round_size(nbytes, self._divisions)
+        pool = self.heap.add_pool(pool_id)[0 if size <= SMALL_SIZE else 1]
+        block = None if afresh else self.heap.take(pool, size, stream)
+        if block is None:
+            block = self._grow(pool, size, stream)
+        return self._hand_out(block, size, nbytes)
+
+    def _hand_out(self, block: Block, size: int, nbytes: int) -> Block:
         rest = block.size - size
-        if pool.small or self._expandable:
+        if block.pool.small or self.heap.expandable:
             split = rest >= MIN_BLOCK
         else:
             split = rest > SMALL_SIZE and size < self._max_split
@@ -138,7 +156,7 @@ class CachingAllocator:
         allowed = self.allowed_bytes
         if allowed is not None and heap.total.reserved_bytes.current + segment > allowed:
             return None
-        if self._expandable:
+        if heap.expandable:
             total = self.total_bytes
             space = None if total is None else total + total // 8
             return expandable.grow(heap, pool, size, stream, space)
@@ -150,26 +168,50 @@ class CachingAllocator:
         Raises:
             ValueError: the block is not allocated.
         """
-        if not block.allocated:
-            if block.size == 0:
-                return
-            raise ValueError(f"invalid device pointer: {block.address:#x}")
-        block.allocated = False
-        size = block.size
-        if size >= self._max_split:
-            self.heap.counters.oversize_allocations.change(-1)
-        first, both = block.pool.tallies
         if block.uses:
-            first.defer(size)
-            both.defer(size)
+            self.free_later(block)
             if self._current_pools:
                 self._deferred.append(block)
             else:
                 self._insert_events(block)
             return
-        requested = block.requested
+        if not self._end_of_use(block):
+            return
+        first, both = block.pool.tallies
+        size, requested = block.size, block.requested
         first.take_back(size, requested)
         both.take_back(size, requested)
+        self.heap.put_back(block)
+
+    def _end_of_use(self, block: Block) -> bool:
+        if not block.allocated:
+            if block.size == 0:
+                return False
+            raise ValueError(f"invalid device pointer: {block.address:#x} is not allocated")
+        block.allocated = False
+        if block.size >= self._max_split:
+            self.heap.counters.oversize_allocations.change(-1)
+        return True
+
+    def free_later(self, block: Block) -> None:
+        """Give an allocation back that other streams still use, up to `finish_free`.
+
+        Raises:
+            ValueError: the block is not allocated.
+        """
+        if self._end_of_use(block):
+            block.waiting = True
+            for tally in block.pool.tallies:
+                tally.defer(block.size)
+
+    def finish_free(self, block: Block) -> None:
+        """Cache a block given back by `free_later`: no other stream uses it any more."""
+        if not block.waiting:
+            raise ValueError(f"{block} was not given back")
+        block.waiting = False
+        for tally in block.pool.tallies:
+            tally.complete(block.size, block.requested)
+        self.heap.note("free_completed", block.address, block.requested, block.stream)
         self.heap.put_back(block)
 
     # -- several streams
@@ -189,15 +231,15 @@ class CachingAllocator:
         for stream in sorted(uses or ()):
             event = None if self._record_event is None else self._record_event(stream)
             self._events.setdefault(stream, deque()).append((event, block))
-            block.pending += 1
+            block.events += 1
 
     def _insert_deferred(self) -> None:
         for block in self._deferred:
             during_capture = self._capture_uses.pop(block, set())
             block.uses = (block.uses or set()) - during_capture
             self._insert_events(block)
-            if block.pending == 0:
-                self._complete(block)
+            if block.events == 0:
+                self.finish_free(block)
         self._deferred.clear()
 
     def process_events(self, completed: EventDone | None = None) -> None:
@@ -212,20 +254,12 @@ class CachingAllocator:
         for stream in list(self._events):
             queue = self._events[stream]
             while queue and (done is None or done(queue[0][0])):
-                self._one_event_less(queue.popleft()[1])
+                block = queue.popleft()[1]
+                block.events -= 1
+                if block.events == 0:
+                    self.finish_free(block)
             if not queue:
                 del self._events[stream]
-
-    def _one_event_less(self, block: Block) -> None:
-        block.pending -= 1
-        if block.pending == 0:
-            self._complete(block)
-
-    def _complete(self, block: Block) -> None:
-        for tally in block.pool.tallies:
-            tally.complete(block.size, block.requested)
-        self.heap.note("free_completed", block.address, block.requested, block.stream)
-        self.heap.put_back(block)
 
     # -- the cache
 
@@ -267,7 +301,11 @@ class CachingAllocator:
             raise ValueError(f"the private pool {pool_id} has no user")
         self._users[pool_id] -= 1
 
-    # -- figures
+    # -- settings
+
+    def set_expandable_segments(self, on: bool) -> None:
+        """`torch.cuda.memory._set_allocator_settings("expandable_segments:...")`."""
+        self.heap.expandable = on
 
     def set_memory_fraction(self, fraction: float) -> None:
         """`torch.cuda.set_per_process_memory_fraction`.
@@ -282,6 +320,8 @@ class CachingAllocator:
             self.allowed_bytes = int(fraction * self.total_bytes)
         threshold = self.config.garbage_collection_threshold
         self.heap.tracks_age = self.allowed_bytes is not None and threshold > 0
+
+    # -- figures
 
     def memory_allocated(self) -> int:
         """Bytes handed out."""

@@ -41,16 +41,18 @@ class Block:
         requested: bytes that were asked for; stale while the block is cached.
         stream: the stream whose pool the block belongs to.
         allocated: handed out and not yet freed.
-        pending: events that must complete before a freed block may be used again.
+        waiting: freed, but not to be used again before other streams got far enough.
+        events: how many of those streams have not.
+        uses: other streams that use the block, noted while it is handed out.
     """
 
     __slots__ = (
         "address",
         "age_base",
         "allocated",
+        "events",
         "mapped",
         "next",
-        "pending",
         "pool",
         "prev",
         "requested",
@@ -58,6 +60,7 @@ class Block:
         "size",
         "stream",
         "uses",
+        "waiting",
     )
 
     def __init__(self, address: int, size: int, stream: int, pool: Pool) -> None:
@@ -68,7 +71,8 @@ class Block:
         self.pool = pool
         self.allocated = False
         self.mapped = True
-        self.pending = 0
+        self.waiting = False
+        self.events = 0
         self.uses: set[int] | None = None
         self.prev: Block | None = None
         self.next: Block | None = None
@@ -78,7 +82,7 @@ class Block:
     @property
     def busy(self) -> bool:
         """Whether the block is handed out or waits for other streams."""
-        return self.allocated or self.pending > 0 or bool(self.uses)
+        return self.allocated or self.waiting
 
     @property
     def split(self) -> bool:
@@ -95,7 +99,7 @@ class Block:
             after.prev = self
 
     def __repr__(self) -> str:
-        state = "allocated" if self.allocated else "pending" if self.pending else "free"
+        state = "allocated" if self.allocated else "waiting" if self.waiting else "free"
         return f"Block(address={self.address:#x}, size={self.size}, {state})"
 
 

@@ -26,6 +26,7 @@ class Heap:
 
     Attributes:
         pools: small and large side of every private pool.
+        expandable: whether expandable segments are in use now.
         active: blocks handed out or waiting for other streams, by address.
         log: where `segment_*` and other actions are noted, or None.
         tracks_age: whether garbage collection needs the age of cached blocks.
@@ -41,6 +42,7 @@ class Heap:
         self.counters = Counters()
         self.pools: dict[PoolId, tuple[Pool, Pool]] = {}
         self.active: dict[int, Block] = {}
+        self.expandable = config.expandable_segments
         self.log: list[LogEntry] | None = None
         self._limited = config.max_split_size != UNLIMITED
         self.add_pool(DEFAULT_POOL)
@@ -86,11 +88,19 @@ class Heap:
         del free.at[address]
         return block
 
+    def fits(self, pool: Pool, size: int, stream: int) -> bool:
+        """Whether a request of `size` bytes, rounded, would be served from the free blocks."""
+        block = self.take(pool, size, stream)
+        if block is None:
+            return False
+        pool.free[stream].add(block)
+        return True
+
     def _expandable_fit(self, free: FreeSet, index: int) -> tuple[int, Block] | None:
         # A block at the growing end counts as large as it can grow, so that smaller
         # holes are filled first.
         block = free.block(index)
-        if not self.config.expandable_segments:
+        if not self.expandable:
             for other in range(index + 1, len(free)):
                 candidate = free.block(other)
                 if candidate.reservation is None:
@@ -174,8 +184,7 @@ class Heap:
         if (
             neighbour is None
             or neighbour.allocated
-            or neighbour.pending
-            or neighbour.uses
+            or neighbour.waiting
             or neighbour.mapped != block.mapped
         ):
             return 0

@@ -1,0 +1,326 @@
+"""Replay the record of a snapshot through the allocator model, and compare."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from ebbtide.trace.rewind import rewind
+from ebbtide.trace.snapshot_heap import UNKNOWN_SPACE, load_segments
+from ebbtide.trace.snapshot_pools import RecordedPools
+from ebbtide.trace.snapshot_types import Action, DeviceRecord, TraceEntry
+from ebbtide.vgpu.allocator import AllocatorConfig, Block, CachingAllocator
+from ebbtide.vgpu.allocator.expandable import map_pages, unmap_range
+from ebbtide.vgpu.allocator.sizes import SMALL_SIZE
+
+_INVENTED = 1 << 62  # where segments lie that the record does not have
+_GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+_RETURN = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceReplay:
+    """How the model's way through a record compares with the record.
+
+    Attributes:
+        device: its index.
+        events: events of the record.
+        allocations: requests in the record.
+        same_address: those that the model served at the recorded address.
+        segment_allocations: times that memory was taken from the driver (`cudaMalloc`,
+            or the mapping of pages).
+        same_segment_allocations: those that the model took too, at the same request,
+            of the same size and for the same addresses.
+        segment_frees: times that memory was returned to the driver.
+        same_segment_frees: those for which the model held the same memory unused.
+        out_of_memory: requests that failed in the record.
+        peak_allocated_bytes: the most that was handed out, in the model.
+        peak_reserved_bytes: the most that was taken from the driver, in the model.
+        start_allocated_bytes: handed out before the first event.
+        start_reserved_bytes: taken from the driver before the first event.
+        end_allocated_bytes: handed out after the last event.
+        end_reserved_bytes: taken from the driver after the last event.
+        first_difference: where model and record first part, None if they never do.
+    """
+
+    device: int
+    events: int
+    allocations: int
+    same_address: int
+    segment_allocations: int
+    same_segment_allocations: int
+    segment_frees: int
+    same_segment_frees: int
+    out_of_memory: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    start_allocated_bytes: int
+    start_reserved_bytes: int
+    end_allocated_bytes: int
+    end_reserved_bytes: int
+    first_difference: str | None
+
+    @property
+    def same(self) -> bool:
+        """Whether the model did in everything what the device did."""
+        return (
+            self.same_address == self.allocations
+            and self.same_segment_allocations == self.segment_allocations
+            and self.same_segment_frees == self.segment_frees
+        )
+
+
+def replay_record(record: DeviceRecord, config: AllocatorConfig) -> DeviceReplay:
+    """Replay all events of `record` from the state before the first of them.
+
+    Raises:
+        SnapshotError: the record contradicts the snapshot's segments.
+    """
+    return _Replay(record, config).run()
+
+
+class _RecordedDriver:
+    """A driver that gives out the recorded addresses.
+
+    Attributes:
+        due: what the record takes from the driver at the request underway.
+        same: how often the model took just that.
+    """
+
+    def __init__(self) -> None:
+        self.due: deque[TraceEntry] = deque()
+        self.same = 0
+        self._next = _INVENTED
+
+    def _invent(self, size: int) -> int:
+        address = self._next
+        self._next += size
+        return address
+
+    def malloc(self, size: int, stream: int) -> int | None:
+        if self.due and self.due[0].action is Action.SEGMENT_ALLOC:
+            entry = self.due.popleft()
+            if entry.size == size and entry.stream == stream:
+                self.same += 1
+                return entry.address
+        return self._invent(size)
+
+    def free(self, address: int, size: int) -> None:
+        pass
+
+    def reserve(self, size: int | None, page: int) -> tuple[int, int]:
+        space = UNKNOWN_SPACE // page * page
+        if self.due and self.due[0].action is Action.SEGMENT_MAP:
+            return self.due[0].address, space
+        return self._invent(space), space
+
+    def unreserve(self, base: int, size: int) -> None:
+        pass
+
+    def map(self, address: int, size: int) -> bool:
+        if self.due and self.due[0].action is Action.SEGMENT_MAP:
+            entry = self.due.popleft()
+            if (entry.address, entry.size) == (address, size):
+                self.same += 1
+        return True
+
+    def unmap(self, address: int, size: int) -> None:
+        pass
+
+
+class _Replay:
+    """The replay of one device's record."""
+
+    def __init__(self, record: DeviceRecord, config: AllocatorConfig) -> None:
+        self.record = record
+        self.events = record.events
+        start = rewind(record, config)
+        self.driver = _RecordedDriver()
+        # The limits of the device are the record's: it says when memory ran out.
+        self.allocator = CachingAllocator(
+            None, config=config, fraction=1.0, driver=self.driver, device=record.device
+        )
+        self.heap = self.allocator.heap
+        self.live = load_segments(self.heap, start, record.events)
+        self.start = (self.allocator.memory_allocated(), self.allocator.memory_reserved())
+        self.pools = RecordedPools(record, config)
+        self.ahead: tuple[tuple[Action, ...], int, TraceEntry | None] = ((), -1, None)
+        self.counts = dict.fromkeys(Action, 0)
+        self.same_address = 0
+        self.same_frees = 0
+        self.afresh = False
+        self.first_difference: str | None = None
+        self.index = 0
+
+    def run(self) -> DeviceReplay:
+        steps = {
+            Action.ALLOC: self.alloc,
+            Action.FREE_REQUESTED: self.free_requested,
+            Action.FREE_COMPLETED: self.free_completed,
+            Action.SEGMENT_ALLOC: self.grow,
+            Action.SEGMENT_MAP: self.grow,
+            Action.SEGMENT_FREE: self.give_back,
+            Action.SEGMENT_UNMAP: self.give_back,
+        }
+        events, counts = self.events, self.counts
+        while self.index < len(events):
+            entry = events[self.index]
+            counts[entry.action] += 1
+            step = steps.get(entry.action)
+            if step is not None:
+                step(entry)
+            self.index += 1
+        return self.result()
+
+    def result(self) -> DeviceReplay:
+        counts, allocator = self.counts, self.allocator
+        return DeviceReplay(
+            device=self.record.device,
+            events=len(self.events),
+            allocations=counts[Action.ALLOC],
+            same_address=self.same_address,
+            segment_allocations=sum(counts[action] for action in _GROWTH),
+            same_segment_allocations=self.driver.same,
+            segment_frees=sum(counts[action] for action in _RETURN),
+            same_segment_frees=self.same_frees,
+            out_of_memory=counts[Action.OOM],
+            peak_allocated_bytes=allocator.max_memory_allocated(),
+            peak_reserved_bytes=allocator.max_memory_reserved(),
+            start_allocated_bytes=self.start[0],
+            start_reserved_bytes=self.start[1],
+            end_allocated_bytes=allocator.memory_allocated(),
+            end_reserved_bytes=allocator.memory_reserved(),
+            first_difference=self.first_difference,
+        )
+
+    def differ(self, entry: TraceEntry, what: str) -> None:
+        if self.first_difference is None:
+            self.first_difference = (
+                f"event {self.index}, {entry.action.name.lower()} of {entry.size} bytes "
+                f"at {entry.address:#x}: {what}"
+            )
+
+    # -- blocks
+
+    def alloc(self, entry: TraceEntry) -> None:
+        pool_id = self.pools.of(entry)
+        if self.pools.mixed:
+            self.allocator.set_expandable_segments(self.pools.expandable(pool_id))
+        block = self.allocator.malloc_in(
+            entry.size, entry.stream, pool_id, afresh=self.afresh and bool(self.driver.due)
+        )
+        self.afresh = False
+        if block.address == entry.address:
+            self.same_address += 1
+        else:
+            self.differ(entry, f"the model has it at {block.address:#x}")
+        if self.driver.due:
+            self.differ(entry, "the model takes no new memory for it")
+            self.driver.due.clear()
+        self.live[entry.address] = block
+
+    def free_requested(self, entry: TraceEntry) -> None:
+        block = self.live.get(entry.address)
+        if block is None or not block.allocated:
+            self.differ(entry, "the model has no such block in use")
+            return
+        after = self.index + 1
+        if after < len(self.events):
+            following = self.events[after]
+            if following.action is Action.FREE_COMPLETED and following.address == entry.address:
+                self.counts[Action.FREE_COMPLETED] += 1
+                self.index = after
+                del self.live[entry.address]
+                self.allocator.free(block)
+                return
+        self.allocator.free_later(block)
+
+    def free_completed(self, entry: TraceEntry) -> None:
+        self.look_ahead()
+        block = self.live.pop(entry.address, None)
+        if block is None:
+            self.differ(entry, "the model has no such block")
+        elif block.waiting:
+            self.allocator.finish_free(block)
+        else:
+            self.allocator.free(block)  # the record keeps no requests to free
+
+    # -- memory from the driver
+
+    def next_alloc(self, *, past: tuple[Action, ...]) -> TraceEntry | None:
+        """The request that the events from here on lead up to, None if they lead to none."""
+        if self.ahead[0] == past and self.index <= self.ahead[1]:
+            return self.ahead[2]
+        place, found = self.index, None
+        while place < len(self.events):
+            entry = self.events[place]
+            if entry.action is Action.ALLOC:
+                found = entry
+                break
+            if entry.action not in past:
+                break
+            place += 1
+        self.ahead = (past, place, found)
+        return found
+
+    def look_ahead(self) -> None:
+        """Before memory is returned: does the next request search the cache again?
+
+        Torch returns memory when asked to, or when the driver has none left for a
+        request that the cache cannot serve. In the second case it does not search its
+        cache again. It is the second case if the cache cannot serve the request now.
+        """
+        request = self.next_alloc(past=(Action.FREE_COMPLETED, *_RETURN, *_GROWTH))
+        if self.afresh or request is None:
+            return
+        pool_id = self.pools.of(request)
+        size = self.heap.config.round_size(request.size)
+        pool = self.heap.add_pool(pool_id)[0 if size <= SMALL_SIZE else 1]
+        self.afresh = not self.heap.fits(pool, size, request.stream)
+
+    def grow(self, entry: TraceEntry) -> None:
+        self.pools.note(entry)
+        request = self.next_alloc(past=_GROWTH)
+        if request is not None:
+            self.driver.due.append(entry)
+            return
+        # A request that failed, or was cut off, after it had taken some memory.
+        for pool in self.heap.pools.get(self.pools.of(entry), ()):
+            for block in pool.unmapped.get(entry.stream, ()):
+                if block.address == entry.address and block.size >= entry.size:
+                    self.driver.due.append(entry)
+                    map_pages(self.heap, block, entry.size)
+                    self.driver.due.clear()
+                    return
+        self.differ(entry, "the model takes no such memory")
+
+    def give_back(self, entry: TraceEntry) -> None:
+        self.look_ahead()
+        block = self.cached_at(entry)
+        if block is None:
+            self.differ(entry, "the model has no such memory unused")
+            return
+        self.same_frees += 1
+        if entry.action is Action.SEGMENT_FREE:
+            self.heap.release(block)
+        else:
+            unmap_range(self.heap, block, entry.address, entry.address + entry.size)
+
+    def cached_at(self, entry: TraceEntry) -> Block | None:
+        """The cached block of the model that holds the memory of `entry`, all of it."""
+        end = entry.address + entry.size
+        for sides in self.heap.pools.values():
+            for pool in sides:
+                free = pool.free.get(entry.stream)
+                if free is None:
+                    continue
+                if entry.action is Action.SEGMENT_FREE:
+                    block = free.at.get(entry.address)
+                    if block is not None and not block.split and block.size == entry.size:
+                        return block
+                    continue
+                for block in free:
+                    inside = block.address <= entry.address and end <= block.address + block.size
+                    if inside and block.reservation is not None:
+                        return block
+        return None
