@@ -25,11 +25,13 @@ from ebbtide.errors import (
 if TYPE_CHECKING:
     from ebbtide.gpus.spec import Gpu
     from ebbtide.prediction.result import Prediction
+    from ebbtide.vgpu.virtual_gpu import VirtualGpu
 
 # Public name to the module that defines it.
 _LAZY = {
     "Gpu": "ebbtide.gpus.spec",
     "Prediction": "ebbtide.prediction.result",
+    "VirtualGpu": "ebbtide.vgpu.virtual_gpu",
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "TargetError",
     "UnknownGpuError",
     "UsageError",
+    "VirtualGpu",
     "VirtualGpuError",
     "__version__",
 ]
