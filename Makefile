@@ -12,6 +12,7 @@ help: ## Show this list
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV); the first time takes a few minutes."
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
@@ -25,6 +26,7 @@ browser: ## Install Chromium for the picture tests, where that takes no password
 	     else echo "No Chromium here: the picture tests will be skipped."; fi
 
 demo: $(STAMP) ## Predict a real training script on three GPUs, with a report
+	@mkdir -p build
 	@$(BIN)/ebbtide predict examples/train_gpt2.py \
 	  --gpu t4 --gpu l4 --gpu a100-40gb --html build/demo.html --force; \
 	  code=$$?; test $$code -le 1 || exit $$code
