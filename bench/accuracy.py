@@ -1,0 +1,62 @@
+"""Predict every public measurement and compare: `python bench/accuracy.py`.
+
+Prints each row with the predicted range, the measured figure and the error, then the bounds
+that the project holds itself to. Exit code 1 if a bound fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from ebbtide.workloads.torchvision_mend import mend_torchvision
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--filter", default="", metavar="REGEX", help="only rows whose id matches")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    options = parser.parse_args(arguments)
+    mend_torchvision()
+    from measured import cases, gates, rivals, table
+    from measured.case import case_of
+    from measured.rows import read_rows
+    from measured.runner import result_of
+
+    assert cases  # its import registers the workloads
+    wanted = re.compile(options.filter)
+    rows = [row for row in read_rows() if wanted.search(row.id)]
+    if not rows:
+        print(f"no row's id matches {options.filter!r}", file=sys.stderr)
+        return 2
+    results = []
+    for number, row in enumerate(rows, 1):
+        print(f"\r{number}/{len(rows)} {row.id[:60]:<60}", end="", file=sys.stderr, flush=True)
+        results.append(result_of(case_of(row)))
+    print("\r" + " " * 72 + "\r", end="", file=sys.stderr)
+    others = rivals.read_rivals()
+    bounds = gates.gates(results, others)
+    if options.json:
+        document = {
+            "rows": [result.to_json() for result in results],
+            "bounds": [{"text": b.text, "found": b.found, "holds": b.holds} for b in bounds],
+        }
+        print(json.dumps(document, indent=1))
+    else:
+        print("\n".join(table.lines(results)))
+        if any(result.group == "xmem" for result in results):
+            print("\nother estimators on the xMem rows")
+            print("\n".join(table.rival_lines(others)))
+        print("\nbounds")
+        print("\n".join(table.gate_lines(bounds)))
+    return 0 if all(bound.holds for bound in bounds) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""Run a case on the virtual GPU and read the figure that its row has."""
+
+from __future__ import annotations
+
+import gc
+import re
+import time
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+
+from ebbtide.gpus import context_bytes, find
+from ebbtide.units import MiB, Range
+from ebbtide.vgpu.allocator import AllocatorConfig, CachingAllocator
+from ebbtide.vgpu.kernels.context import KernelContext
+from ebbtide.vgpu.tape import ALLOC, EMPTY_CACHE, FREE, RECORD_STREAM, Tape
+from ebbtide.vgpu.virtual_gpu import VirtualGpu
+
+from .case import CATALOGUE, PEAK, STATED, Case, Unbuilt
+from .result import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# The first small tensor takes a segment of this size (kSmallBuffer in torch's
+# CUDACachingAllocator.h), which a context that was read after it includes.
+_FIRST_SEGMENT = 2 * MiB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """What one run came to, in bytes.
+
+    `reserved` has the peak for the lowest, the likely and the highest workspaces.
+    """
+
+    allocated_peak: int
+    reserved: Range
+    notes: dict[str, int]
+    seconds: float
+
+
+class VirtualMeter:
+    """The meter of a workload on the virtual GPU."""
+
+    def __init__(self, gpu: VirtualGpu) -> None:
+        self._memory = gpu.memory
+        self.notes: dict[str, int] = {}
+
+    def reset_peak(self) -> None:
+        self._memory.reset_peak()
+
+    def allocated(self) -> int:
+        return self._memory.memory_allocated()
+
+    def peak(self) -> int:
+        return self._memory.max_memory_allocated()
+
+    def note(self, name: str, value: int) -> None:
+        self.notes[name] = value
+
+
+def run(case: Case) -> Figures:
+    """The figures of one case; whatever the workload raises goes through."""
+    start = time.perf_counter()
+    spec = find(case.gpu)
+    major, minor = (int(part) for part in case.torch.split(".")[:2])
+    capability = spec.compute_capability
+    if capability is None:
+        raise ValueError(f"{case.row.id}: {spec.name} is no CUDA device")
+    context = KernelContext(
+        capability=capability,
+        torch_version=(major, minor),
+        sm_count=spec.sm_count,
+        environment=MappingProxyType(dict(case.environment)),
+    )
+    with VirtualGpu(
+        spec, torch_version=(major, minor), allocator=AllocatorConfig(), context=context
+    ) as gpu:
+        meter = VirtualMeter(gpu)
+        case.run(torch.device("cuda"), meter)
+        figures = Figures(
+            allocated_peak=gpu.memory.max_memory_allocated(),
+            reserved=_reserved(gpu.tape),
+            notes=meter.notes,
+            seconds=time.perf_counter() - start,
+        )
+    gc.collect()
+    return figures
+
+
+def _reserved(tape: Tape) -> Range:
+    low, likely, high = (
+        _replay(tape, sizes) for sizes in (tape.alloc_low, tape.alloc_bytes, tape.alloc_high)
+    )
+    # A smaller workspace may leave holes that a larger one would have filled.
+    return Range(min(low, likely), likely, max(high, likely))
+
+
+def _replay(tape: Tape, sizes: Sequence[int]) -> int:
+    """The peak of what is reserved if the allocations had these sizes."""
+    allocator = CachingAllocator(None, config=AllocatorConfig())
+    blocks = {}
+    for position, (kind, arg) in enumerate(zip(tape.kind, tape.arg, strict=True)):
+        if kind == ALLOC:
+            if sizes[arg]:
+                blocks[arg] = allocator.malloc(sizes[arg], tape.alloc_stream[arg])
+        elif kind == FREE:
+            if arg in blocks:
+                allocator.free(blocks.pop(arg))
+        elif kind == EMPTY_CACHE:
+            allocator.empty_cache()
+        elif kind == RECORD_STREAM and arg in blocks:
+            allocator.record_stream(blocks[arg], tape.extra[position])
+    return allocator.max_memory_reserved()
+
+
+def context_of(case: Case) -> Range:
+    """What the process holds beside the allocator, as far as the row's figure counts it."""
+    if case.context == STATED:
+        found = re.search(r"context alone = (\d+) MiB", case.row.notes)
+        stated = int(found[1]) if found else 1343
+        return Range.exact(stated * MiB - _FIRST_SEGMENT)
+    if case.context == CATALOGUE:
+        major, minor = (int(part) for part in case.torch.split(".")[:2])
+        return context_bytes(find(case.gpu), (major, minor))
+    return Range.exact(0)
+
+
+def result_of(case: Case | Unbuilt) -> Result:
+    """The line of the table for a case; a workload that fails is a line too."""
+    row = case.row
+    if isinstance(case, Unbuilt):
+        return Result(
+            id=row.id,
+            group=case.group,
+            kind=row.kind,
+            measured_bytes=row.measured_bytes,
+            remark=f"not rebuilt: {case.reason}",
+        )
+    try:
+        figures = run(case)
+    except Exception as error:  # one row's failure must not hide the others
+        first = str(error).strip().splitlines()
+        text = f"failed: {type(error).__name__}: {first[0] if first else ''}"
+        return Result(
+            id=row.id,
+            group=case.group,
+            kind=row.kind,
+            measured_bytes=row.measured_bytes,
+            remark=text[:300],
+        )
+    predicted, peak = _predicted(case, figures)
+    return Result(
+        id=row.id,
+        group=case.group,
+        kind=row.kind,
+        measured_bytes=row.measured_bytes,
+        low_bytes=predicted.low,
+        likely_bytes=predicted.likely,
+        high_bytes=predicted.high,
+        peak_bytes=peak,
+        seconds=figures.seconds,
+        remark=case.assumption,
+    )
+
+
+def _predicted(case: Case, figures: Figures) -> tuple[Range, int | None]:
+    """The figure of the row's kind and moment, and the run's peak where that is another."""
+    if case.moment != PEAK:
+        return Range.exact(figures.notes[case.moment]), figures.allocated_peak
+    if case.row.kind == "allocated":
+        return Range.exact(figures.allocated_peak), None
+    if case.row.kind == "reserved":
+        return figures.reserved, None
+    return figures.reserved + context_of(case), figures.allocated_peak
