@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ebbtide.gpus import find
 from ebbtide.trace.model import AllocTable, Category, Event, Guess, OpTable, Phase, Trace
+from ebbtide.vgpu.clock import seconds_of
+from ebbtide.vgpu.costs import Cost
 
 
 class Builder:
@@ -14,7 +17,7 @@ class Builder:
         self.gpu = gpu
         self.strings: dict[str, dict[str, int]] = {"name": {}, "module": {}, "line": {}}
         self.phases: list[Phase] = []
-        self.ops: list[tuple[int, int, int, int, int, int, int, float]] = []
+        self.ops: list[tuple[int, ...]] = []
         self.allocs: list[tuple[int, int, int, int, int, int]] = []
         self.events: list[tuple[int, int, int]] = []
         self.guesses: list[Guess] = []
@@ -34,7 +37,7 @@ class Builder:
         *,
         flops: int = 0,
         moved: int = 0,
-        seconds: float = 0.0,
+        rate: str = "bfloat16",
         stream: int = 0,
     ) -> int:
         self.ops.append(
@@ -46,7 +49,7 @@ class Builder:
                 stream,
                 flops,
                 moved,
-                seconds,
+                self._string("name", rate),
             )
         )
         self.events.append((Event.OP, len(self.ops) - 1, 0))
@@ -84,26 +87,30 @@ class Builder:
         self.events.append((kind, arg, extra))
 
     def build(self) -> Trace:
-        ops = np.array(self.ops, np.float64).reshape(-1, 8).T
+        ops = np.array(self.ops, np.int64).reshape(-1, 8).T
+        names, gpu = tuple(self.strings["name"]), find(self.gpu)
         allocs = np.array(self.allocs, np.int64).reshape(-1, 6).T
         events = np.array(self.events, np.int64).reshape(-1, 3).T
-        exact = [np.array([row[i] for row in self.ops], np.int64) for i in range(7)]
         return Trace(
             gpu=self.gpu,
             torch_version="2.13.0",
-            names=tuple(self.strings["name"]),
+            names=names,
             modules=tuple(self.strings["module"]),
             lines=tuple(self.strings["line"]),
             phases=tuple(self.phases),
             ops=OpTable(
-                name=exact[0],
-                module=exact[1],
-                line=exact[2],
-                phase=exact[3],
-                stream=exact[4],
-                flops=exact[5],
-                moved_bytes=exact[6],
-                seconds=ops[7],
+                name=ops[0],
+                module=ops[1],
+                line=ops[2],
+                phase=ops[3],
+                stream=ops[4],
+                flops=ops[5],
+                moved_bytes=ops[6],
+                rate=ops[7],
+                seconds=np.array(
+                    [seconds_of(gpu, Cost(row[5], row[6], names[row[7]])) for row in self.ops],
+                    np.float64,
+                ),
             ),
             allocs=AllocTable(
                 likely_bytes=allocs[0],
@@ -143,7 +150,7 @@ def training(
     states: list[int] = []
     for step in range(1, steps + 1):
         b.phase("forward", step)
-        b.op("aten::_to_copy", "", "train.py:7", seconds=1e-5)
+        b.op("aten::_to_copy", "", "train.py:7", moved=hidden)
         batch_row = b.alloc(hidden, Category.INPUT)
         saved = []
         for layer in range(layers):
@@ -153,7 +160,6 @@ def training(
                 "model.py:14",
                 flops=2 * 64 * batch * width * width,
                 moved=2 * hidden + weight,
-                seconds=max(2 * 64 * batch * width * width / 60e12, (2 * hidden + weight) / 300e9),
             )
             if any(workspace):
                 low, likely, high = workspace
@@ -162,7 +168,14 @@ def training(
         b.phase("backward", step)
         grads, upstream = [], None
         for layer in reversed(range(layers)):
-            b.op("aten::mm", f"layers.{layer}", "train.py:9", flops=1, moved=1, seconds=2e-5)
+            work, moved = 4 * 64 * batch * width * width, 3 * hidden + 2 * weight
+            b.op(
+                "aten::mm",
+                f"layers.{layer}",
+                "train.py:9",
+                flops=work,
+                moved=moved,
+            )
             grads.append(b.alloc(weight, Category.GRADIENT))
             new = b.alloc(hidden, Category.TEMPORARY)
             b.free(saved[layer])
@@ -171,7 +184,12 @@ def training(
             upstream = new
         b.free(upstream if upstream is not None else batch_row)
         b.phase("optimizer", step)
-        b.op("aten::_foreach_addcdiv_", "", "train.py:10", seconds=1e-4)
+        b.op(
+            "aten::_foreach_addcdiv_",
+            "",
+            "train.py:10",
+            moved=7 * layers * weight,
+        )
         if not states:
             states = [b.alloc(weight, Category.OPTIMIZER_STATE) for _ in range(2 * layers)]
         scratch = [b.alloc(weight, Category.TEMPORARY) for _ in range(layers)]

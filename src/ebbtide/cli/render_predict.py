@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from ebbtide.prediction.alive import without_numbers
 from ebbtide.prediction.result import Prediction
 from ebbtide.report.palette import colour
 from ebbtide.report.terminal import Bar
@@ -38,7 +39,7 @@ def _details(each: Prediction, console: Console) -> None:
     console.print()
     console.print(Padding(_figures(each), (0, 0, 0, 2)))
     console.print()
-    console.print(f"What fills the {format_bytes(each.process_bytes.likely)}:")
+    console.print(Text(f"What fills the {format_bytes(each.process_bytes.likely)}:"))
     console.print(Padding(_ledger(each), (0, 0, 0, 2)))
     console.print()
     console.print(_peak(each))
@@ -117,11 +118,12 @@ def _alive(each: Prediction) -> Table:
     table.add_column("module", overflow="fold", ratio=3)
     table.add_column("operation", overflow="fold", ratio=2)
     table.add_column("line", overflow="fold", ratio=2)
-    for row in each.alive[:_ALIVE_ROWS]:
+    rows = without_numbers(each.alive)
+    for row in rows[:_ALIVE_ROWS]:
         count = f"{row.category} ({row.count})" if row.count > 1 else row.category
         cells = (count, row.module, row.op, row.line)
         table.add_row(format_bytes(row.bytes), *(Text(cell) for cell in cells))
-    rest = each.alive[_ALIVE_ROWS:]
+    rest = rows[_ALIVE_ROWS:]
     if rest:
         size = format_bytes(sum(row.bytes for row in rest))
         table.add_row(size, Text(f"{len(rest)} smaller rows", style="dim"))

@@ -43,7 +43,6 @@ class Family:
         trace: the trace at the first batch; its order of events holds for all.
         likely, low, high: bytes of each allocation.
         flops, moved_bytes: of each operation.
-        seconds: of each operation at each traced batch.
     """
 
     trace: Trace
@@ -52,7 +51,6 @@ class Family:
     high: Growth
     flops: Growth
     moved_bytes: Growth
-    seconds: tuple[npt.NDArray[np.float64], ...]
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -124,7 +122,6 @@ def family(traces: Mapping[int, Trace]) -> Family:
         high=growth([trace.allocs.high_bytes for trace in ordered]),
         flops=growth([trace.ops.flops for trace in ordered]),
         moved_bytes=growth([trace.ops.moved_bytes for trace in ordered]),
-        seconds=tuple(trace.ops.seconds for trace in ordered),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ebbtide.prediction.alive import by_category
 from ebbtide.prediction.parts import PARTS
-from ebbtide.prediction.timeline import by_category
 from ebbtide.trace.model import Ints, Trace
 
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 
 from ebbtide._version import __version__
+from ebbtide.prediction.alive import without_numbers
 from ebbtide.prediction.figures import memory_curve, speed_curve, timeline_chart
-from ebbtide.prediction.parts import CurvePoint
+from ebbtide.prediction.parts import Alive, CurvePoint
 from ebbtide.prediction.result import Prediction
 from ebbtide.report.bars import stacked_bar, swatch
 from ebbtide.report.charts import Chart
@@ -141,7 +142,7 @@ def _ledger(each: Prediction) -> str:
         Cell(text="100.0 %"),
         Cell(text=f"{each.process_bytes.likely:,}"),
     ]
-    bar = stacked_bar(each.ledger, each.usable_bytes, f"Memory of an {each.gpu_label}")
+    bar = stacked_bar(each.ledger, each.usable_bytes, f"Memory of the {each.gpu_label}")
     caption = "Every byte of the process at its peak; the full bar is what the GPU has."
     return (
         f'<h2>What fills the memory</h2><div class="card">{bar}'
@@ -174,6 +175,15 @@ def _peak_table(each: Prediction) -> str:
     where += f". Reserved and not allocated then: {format_bytes(cached)}"
     if each.largest_hole_bytes is not None:
         where += f"; largest hole {format_bytes(each.largest_hole_bytes)}"
+    merged = without_numbers(each.alive)
+    shown = _alive_table("What was alive then, as requested; select a heading to sort.", merged)
+    if len(merged) < len(each.alive):
+        every = _alive_table("The same for each module by itself.", each.alive)
+        shown += f"<details><summary>Every module</summary>{every}</details>"
+    return f'<h2>The peak</h2><div class="card"><p>{where}.</p>{shown}</div>'
+
+
+def _alive_table(caption: str, alive: Sequence[Alive]) -> str:
     columns = [
         Column(title="size", numeric=True),
         Column(title="part"),
@@ -191,19 +201,16 @@ def _peak_table(each: Prediction) -> str:
             Cell(text=row.line),
             Cell(text=str(row.count), value=row.count),
         ]
-        for row in each.alive[:MOST_ROWS]
+        for row in alive[:MOST_ROWS]
     ]
-    rest = each.alive[MOST_ROWS:]
+    rest = alive[MOST_ROWS:]
     if rest:
         count = sum(row.count for row in rest)
         said = Cell(text=f"{len(rest)} smaller rows")
         blank = Cell(text="")
         size = _bytes_cell(sum(row.bytes for row in rest))
         rows.append([size, said, blank, blank, blank, Cell(text=str(count), value=count)])
-    caption = "What was alive then, as requested; select a heading to sort."
-    return (
-        f'<h2>The peak</h2><div class="card"><p>{where}.</p>{table(caption, columns, rows)}</div>'
-    )
+    return table(caption, columns, rows)
 
 
 def _curve(each: Prediction, charts: dict[str, Chart]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ebbtide.trace.model import Category
 from ebbtide.units import Range
 
 PARTS = (
@@ -23,6 +24,21 @@ PARTS = (
     "CUDA context",
 )
 """The lines of a ledger, in order; each ledger has all of them, zero or not."""
+
+
+CATEGORY_PARTS = {
+    Category.PARAMETER: "parameters",
+    Category.BUFFER: "buffers",
+    Category.GRADIENT: "gradients",
+    Category.OPTIMIZER_STATE: "optimizer state",
+    Category.INPUT: "inputs",
+    Category.ACTIVATION: "activations",
+    Category.KV_CACHE: "KV cache",
+    Category.TEMPORARY: "temporaries",
+    Category.WORKSPACE: "workspaces",
+    Category.OTHER: "other",
+}
+"""The line of the ledger that each category counts in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

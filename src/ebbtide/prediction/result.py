@@ -9,6 +9,7 @@ from typing import Any
 from ebbtide.prediction.codec import decode, encode
 from ebbtide.prediction.notebook import fragment
 from ebbtide.prediction.parts import Alive, CurvePoint, Peak, Timeline
+from ebbtide.prediction.words import article
 from ebbtide.trace.model import Guess
 from ebbtide.units import Range, format_bytes, format_seconds
 
@@ -54,6 +55,7 @@ class Prediction:
         batch: samples in a step of the trace, None where not known.
         step_s, samples_per_s: predicted, see `CurvePoint`.
         largest_batch: the largest that fits, 0 where none does, None where not asked for.
+        batch_cap: where the search for it stopped.
         best_batch: the smallest that fits with 95 % of the best samples a second.
         curve: by batch size; empty where not asked for.
         timeline: for the chart; None where not asked for.
@@ -81,6 +83,7 @@ class Prediction:
     step_s: float | None = None
     samples_per_s: float | None = None
     largest_batch: int | None = None
+    batch_cap: int | None = None
     best_batch: int | None = None
     curve: tuple[CurvePoint, ...] = ()
     timeline: Timeline | None = None
@@ -97,7 +100,7 @@ class Prediction:
     @property
     def verdict(self) -> str:
         """The answer in a line: ``"fits an L4 with 3.10 GiB to spare; largest batch 24"``."""
-        gpu = f"{_article(self.gpu_label)} {self.gpu_label}"
+        gpu = f"{article(self.gpu_label)} {self.gpu_label}"
         if self.fits:
             text = f"fits {gpu} with {format_bytes(max(self.spare_bytes, 0))} to spare"
             if self.process_bytes.high > self.usable_bytes:
@@ -108,7 +111,8 @@ class Prediction:
             if self.spare_bytes < 0:
                 text += f", {format_bytes(-self.spare_bytes)} more than there is"
         if self.largest_batch:
-            text += f"; largest batch {self.largest_batch}"
+            beyond = " or more" if self.largest_batch == self.batch_cap else ""
+            text += f"; largest batch {self.largest_batch}{beyond}"
         elif self.largest_batch == 0:
             text += "; no batch fits"
         return text
@@ -138,8 +142,3 @@ class Prediction:
 
     def _repr_html_(self) -> str:
         return fragment(self)
-
-
-def _article(name: str) -> str:
-    """``"an"`` before a name whose first letter is spoken with a vowel: an L4, an RTX 4090."""
-    return "an" if name[:1].upper() in set("AEFHILMNORSX") else "a"

@@ -1,7 +1,6 @@
-"""What a trace holds at each event: who is alive, by category, and what runs.
+"""What a trace holds over its events, by part, and what runs at each.
 
-An allocation is alive from its ``ALLOC`` event, included, to its ``FREE`` event,
-excluded. All is done on whole columns, so that a million events cost a moment.
+All is done on whole columns, so that a million events cost a moment.
 """
 
 from __future__ import annotations
@@ -11,83 +10,11 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from ebbtide.prediction.parts import Alive, Peak, Timeline
-from ebbtide.trace.model import Category, Event, Ints, Trace
-
-CATEGORY_PARTS = {
-    Category.PARAMETER: "parameters",
-    Category.BUFFER: "buffers",
-    Category.GRADIENT: "gradients",
-    Category.OPTIMIZER_STATE: "optimizer state",
-    Category.INPUT: "inputs",
-    Category.ACTIVATION: "activations",
-    Category.KV_CACHE: "KV cache",
-    Category.TEMPORARY: "temporaries",
-    Category.WORKSPACE: "workspaces",
-    Category.OTHER: "other",
-}
-"""The line of the ledger that each category counts in."""
+from ebbtide.prediction.parts import CATEGORY_PARTS, Peak, Timeline
+from ebbtide.trace.model import Event, Ints, Trace
 
 POINTS = 2000
 """About how many points a timeline keeps: more than a chart has pixels."""
-
-
-def alive_rows(trace: Trace, event: int) -> Ints:
-    """Rows of `trace.allocs` that are alive once `event` has happened, in ascending order."""
-    never = len(trace.event_kind)
-    count = len(trace.allocs.category)
-    born = np.full(count, never, np.int64)
-    died = np.full(count, never, np.int64)
-    for when, kind in ((born, Event.ALLOC), (died, Event.FREE)):
-        events = np.flatnonzero(trace.event_kind == kind)
-        when[trace.event_arg[events]] = events
-    return np.flatnonzero((born <= event) & (died > event))
-
-
-def by_category(trace: Trace, event: int, sizes: Ints) -> dict[str, int]:
-    """Requested bytes alive at `event`, for each part of `CATEGORY_PARTS`."""
-    rows = alive_rows(trace, event)
-    category = trace.allocs.category[rows]
-    return {
-        part: int(sizes[rows[category == index]].sum()) for index, part in CATEGORY_PARTS.items()
-    }
-
-
-def alive_at(trace: Trace, event: int, sizes: Ints) -> tuple[Alive, ...]:
-    """What is alive at `event`, grouped by category, module, operation and line.
-
-    Args:
-        trace: what was recorded.
-        event: index of an event of it.
-        sizes: requested bytes of each row of `trace.allocs`.
-
-    Returns:
-        Groups, those with most bytes first; their bytes add up to what is requested.
-    """
-    rows = alive_rows(trace, event)
-    op = trace.allocs.op[rows]
-    known = op >= 0
-    keys = np.full((len(rows), 4), -1, np.int64)
-    keys[:, 0] = trace.allocs.category[rows]
-    for column, table in ((1, trace.ops.module), (2, trace.ops.name), (3, trace.ops.line)):
-        keys[known, column] = table[op[known]]
-    groups, inverse = np.unique(keys, axis=0, return_inverse=True)
-    total = np.zeros(len(groups), np.int64)
-    count = np.zeros(len(groups), np.int64)
-    np.add.at(total, inverse.reshape(-1), sizes[rows])
-    np.add.at(count, inverse.reshape(-1), 1)
-    order = np.argsort(-total, kind="stable")
-    return tuple(
-        Alive(
-            category=CATEGORY_PARTS[Category(int(groups[index, 0]))],
-            module=_text(trace.modules, groups[index, 1]),
-            op=_text(trace.names, groups[index, 2]),
-            line=_text(trace.lines, groups[index, 3]),
-            bytes=int(total[index]),
-            count=int(count[index]),
-        )
-        for index in order
-    )
 
 
 def moment(trace: Trace, event: int) -> Peak:

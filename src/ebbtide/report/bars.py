@@ -31,4 +31,5 @@ def stacked_bar(parts: Mapping[str, int], whole_bytes: int, what: str) -> str:
 
 def swatch(name: str) -> str:
     """A small square in the colour of the part called `name`, and the name."""
-    return f'<span class="swatch" style="background:{colour(name)}"></span>{escape(name)}'
+    square = f'<span class="swatch" style="background:{colour(name)}"></span>'
+    return f'<span class="name">{square}{escape(name)}</span>'

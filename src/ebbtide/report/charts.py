@@ -128,6 +128,6 @@ _LAYOUT: dict[str, Any] = {
     "font": {"color": "var(--ink)", "family": "var(--font)", "size": 12},
     "hoverlabel": {"bgcolor": "var(--card)", "font": {"color": "var(--ink)"}},
     "hovermode": "x unified",
-    "margin": {"l": 8, "r": 8, "t": 24, "b": 8},
+    "margin": {"l": 56, "r": 12, "t": 28, "b": 48},
     "legend": {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"},
 }

@@ -23,7 +23,10 @@
     const chart = charts[place.dataset.chart];
     if (!chart || typeof Plotly === "undefined") return;
     const { data, layout } = themed(chart, getComputedStyle(document.documentElement));
-    if (narrow.matches) layout.hovermode = "closest"; // a unified box would cover the chart
+    if (narrow.matches) {
+      layout.hovermode = "closest"; // a unified box would cover the chart
+      layout.annotations = (layout.annotations || []).filter((note) => note.name !== "phase");
+    }
     place.setAttribute("role", "img");
     place.setAttribute("aria-label", chart.label);
     Plotly.react(place, data, layout, {
