@@ -13,6 +13,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 _ABSENT: Any = object()
+_KEEP = ("ebbtide.", "torch._C")
 
 
 class PatchSet:
@@ -85,7 +86,8 @@ class PatchSet:
     def everywhere(self, replacements: list[tuple[Any, Any]]) -> None:
         """Replace objects in every module that holds them by any name.
 
-        Reaches the names that a module took by ``from torch.cuda import Stream``.
+        Reaches the names that a module took by ``from torch.cuda import Stream``;
+        PyTorch's C module and Ebbtide keep the originals, which replacements build on.
         Undoing looks through the modules again, because one that was imported
         meanwhile may have taken the replacement.
 
@@ -122,7 +124,7 @@ def _own(owner: Any, name: str) -> Any:
 def _swap_in_modules(pairs: list[tuple[Any, Any]]) -> None:
     wanted = {id(old): new for old, new in pairs}
     for module in list(sys.modules.values()):
-        if not isinstance(module, ModuleType):
+        if not isinstance(module, ModuleType) or module.__name__.startswith(_KEEP):
             continue
         names = vars(module)
         for name, value in list(names.items()):

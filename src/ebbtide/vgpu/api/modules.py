@@ -1,0 +1,116 @@
+"""`torch.nn`: parameters are fake from the start, and modules move in place.
+
+A parameter made on the CPU becomes a fake CPU tensor at once, so that a model of
+many billions of parameters is built without memory. Buffers and data stay real.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import Parameter, UninitializedTensorMixin
+
+from ebbtide.vgpu.api.surface import CUDA, Surface, active
+from ebbtide.vgpu.api.tensors import adopt
+from ebbtide.vgpu.patches import PatchSet
+
+_CPU = torch.device("cpu")
+
+
+def _new_parameter(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., Any]:
+    def __new__(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
+        if cls is Parameter and active(vgpu):
+            if data is None:
+                data = torch.empty(0)
+            if type(data) in (torch.Tensor, Parameter) and data.device.type == "cpu":
+                data = vgpu.make_fake(data.detach(), _CPU)
+        return original(cls, data, requires_grad)
+
+    return __new__
+
+
+def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Apply `function` to a parameter; the result takes its place in the same object."""
+    with torch.no_grad():
+        moved = function(parameter)
+    if moved is not parameter:
+        parameter.data = moved
+    gradient = parameter.grad
+    if gradient is not None:
+        with torch.no_grad():
+            moved_gradient = function(gradient)
+        if moved_gradient is not gradient:
+            gradient.data = moved_gradient
+            parameter.grad = gradient
+    return parameter
+
+
+def _is_plain(parameter: torch.Tensor | None) -> bool:
+    return parameter is None or isinstance(parameter, FakeTensor) or type(parameter) is Parameter
+
+
+def _apply(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Any, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        if not active(vgpu):
+            return original(self, fn, recurse)
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        if not all(_is_plain(parameter) for parameter in self._parameters.values()):
+            return original(self, fn, False)  # wrapper subclasses: PyTorch knows how
+        for parameter in self._parameters.values():
+            if parameter is not None:
+                _move(parameter, fn)
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = fn(buffer)
+        return self
+
+    return apply
+
+
+def _materialize(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Lazy parameters: the shape comes with the first batch."""
+
+    def materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        if not active(vgpu):
+            original(self, shape, device, dtype)
+            return
+        target = torch.device(device) if device is not None else self.data.device
+        value = torch.empty(shape, device=target, dtype=dtype or self.data.dtype)
+        if not isinstance(value, FakeTensor):
+            value = vgpu.make_fake(value, value.device)
+        self.__class__ = self.cls_to_become
+        if isinstance(self, Parameter) or value.fake_device.type == "cuda":
+            adopt(self, value)
+        else:
+            self.data = value
+
+    return materialize
+
+
+def copy_to_fake(vgpu: Surface, module: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a real module whose parameters are fake; the original is left alone.
+
+    Tied parameters stay tied. Buffers are copied as they are.
+    """
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        fake = vgpu.make_fake(parameter.detach(), _CPU)
+        made = Parameter(fake, parameter.requires_grad)
+        memo[id(parameter)] = made.to(CUDA) if parameter.is_cuda else made
+    made_module: torch.nn.Module = copy.deepcopy(module, memo)
+    return made_module
+
+
+def install(vgpu: Surface, patches: PatchSet) -> None:
+    """Make parameters fake and modules move in place."""
+    patches.set(Parameter, "__new__", staticmethod(_new_parameter(vgpu, Parameter.__new__)))
+    patches.wrap(torch.nn.Module, "_apply", lambda original: _apply(vgpu, original))
+    patches.wrap(
+        UninitializedTensorMixin, "materialize", lambda original: _materialize(vgpu, original)
+    )
