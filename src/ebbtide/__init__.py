@@ -25,6 +25,7 @@ from ebbtide.errors import (
 if TYPE_CHECKING:
     from ebbtide.gpus.spec import Gpu
     from ebbtide.prediction.result import Prediction
+    from ebbtide.trace.replay import replay
     from ebbtide.vgpu.virtual_gpu import VirtualGpu
 
 # Public name to the module that defines it.
@@ -32,6 +33,7 @@ _LAZY = {
     "Gpu": "ebbtide.gpus.spec",
     "Prediction": "ebbtide.prediction.result",
     "VirtualGpu": "ebbtide.vgpu.virtual_gpu",
+    "replay": "ebbtide.trace.replay",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "VirtualGpu",
     "VirtualGpuError",
     "__version__",
+    "replay",
 ]
 
 
