@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     options = parser.parse_args(arguments)
     mend_torchvision()
-    from measured import cases, gates, rivals, table
+    from measured import cases, gates, progress, rivals, table
     from measured.case import case_of
     from measured.rows import read_rows
     from measured.runner import result_of
@@ -37,9 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     results = []
     for number, row in enumerate(rows, 1):
-        print(f"\r{number}/{len(rows)} {row.id[:60]:<60}", end="", file=sys.stderr, flush=True)
+        progress.show(f"{number}/{len(rows)} {row.id}")
         results.append(result_of(case_of(row)))
-    print("\r" + " " * 72 + "\r", end="", file=sys.stderr)
+    progress.show("")
     others = rivals.read_rivals()
     bounds = gates.gates(results, others)
     if options.json:

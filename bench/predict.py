@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What one tool said of one row; `predicted_bytes` is None where it failed, and `text` says why."""
+    """What one tool said of one row; where it failed, `text` says why."""
 
     row: str
     tool: str
@@ -44,6 +44,7 @@ class Answer:
 
 def answers(pattern: str, tools: list[str]) -> list[Answer]:
     """Every tool on every row whose id matches `pattern` and that the tools can be asked about."""
+    from measured import progress
     from measured.rows import read_rows
     from peers.subject import subject_of
 
@@ -54,9 +55,9 @@ def answers(pattern: str, tools: list[str]) -> list[Answer]:
         if subject is None:
             continue
         for tool in tools:
-            print(f"\r{row.id[:50]:<50} {tool:<28}", end="", file=sys.stderr, flush=True)
+            progress.show(f"{row.id[:46]} {tool}")
             out.append(_ours(row) if tool == OURS else _theirs(tool, subject))
-    print("\r" + " " * 80 + "\r", end="", file=sys.stderr)
+    progress.show("")
     return out
 
 

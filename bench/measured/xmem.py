@@ -58,6 +58,9 @@ def language_config(row: Row) -> Any:
     found = next(key for key in configs if key == name or key.endswith(f"/{name}"))
     fields = dict(configs[found])
     fields.pop("architectures", None)
+    if fields["model_type"] == "t5":
+        # As T5's published configuration has it; the class has no default any more.
+        fields["decoder_start_token_id"] = 0
     return AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from measured.meter import CountingMeter
@@ -13,6 +16,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from .subject import Subject, call
 
 STEPS = 2
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Leave weights as they are: some initialisers read values, which fake tensors lack."""
+
+    def keep(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return tensor
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        names = [name for name in dir(nn.init) if name.endswith("_") and name[0] != "_"]
+        with patch.multiple(nn.init, **dict.fromkeys(names, keep)):
+            yield
 
 
 def accelerate(subject: Subject) -> int:
@@ -25,7 +42,7 @@ def accelerate(subject: Subject) -> int:
     from accelerate.commands.estimate import estimate_training_usage
     from accelerate.utils import calculate_maximum_sizes
 
-    with torch.device("meta"):
+    with without_values(), torch.device("meta"):
         model = subject.build()
     total, _ = calculate_maximum_sizes(model)
     if subject.optimizer is None:
@@ -37,7 +54,7 @@ def torchinfo(subject: Subject) -> int:
     """`torchinfo.summary`: its "Estimated Total Size", on the meta device."""
     import torchinfo as tool
 
-    with torch.device("meta"):
+    with without_values(), torch.device("meta"):
         model, batch = subject.build(), subject.batch()
     inputs: Any = {key: value for key, value in batch.items() if key != "target"}
     if set(inputs) == {"input"}:
@@ -51,14 +68,14 @@ def mem_tracker(subject: Subject) -> int:
     """`torch.distributed._tools.mem_tracker.MemTracker`: the peak of two steps on fake tensors."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    with FakeTensorMode():
+    with without_values(), FakeTensorMode():
         model = subject.build()
         optimizer = _optimizer(subject, model)
         tracker = MemTracker()
         external = [model] if optimizer is None else [model, optimizer]
         tracker.track_external(*external)
         with tracker:
-            _steps(subject, model, optimizer)
+            _steps(subject, model, optimizer, tracker.reset_mod_stats)
         peak = tracker.get_tracker_snapshot("peak")
     return int(max(figures["Total"] for figures in peak.values()))
 
@@ -66,7 +83,7 @@ def mem_tracker(subject: Subject) -> int:
 def fake_counting(subject: Subject) -> int:
     """Count the storages of two steps on fake CPU tensors."""
     meter = CountingMeter()
-    with FakeTensorMode(), meter:
+    with without_values(), FakeTensorMode(), meter:
         model = subject.build()
         _steps(subject, model, _optimizer(subject, model))
         return meter.peak()
@@ -88,15 +105,20 @@ def _optimizer(subject: Subject, model: nn.Module) -> torch.optim.Optimizer | No
     return optimizer
 
 
-def _steps(subject: Subject, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    if optimizer is None:
-        model.eval()
-        with torch.no_grad():
-            for _ in range(STEPS):
-                call(model, subject.batch())
-        return
-    model.train()
+def _steps(
+    subject: Subject,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    between: Callable[[], None] = lambda: None,
+) -> None:
+    """`STEPS` of training, or forward passes; `between` is called after each."""
+    model.train(optimizer is not None)
     for _ in range(STEPS):
-        subject.loss(model, subject.batch()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        if optimizer is None:
+            with torch.no_grad():
+                call(model, subject.batch())
+        else:
+            subject.loss(model, subject.batch()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        between()
