@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -24,7 +24,13 @@ os.environ["XDG_CACHE_HOME"] = str(ROOT / ".pytest_cache" / "xdg")
 os.environ.pop("NO_COLOR", None)
 os.environ.pop("FORCE_COLOR", None)
 
-settings.register_profile("ebbtide", deadline=None, derandomize=bool(os.environ.get("CI")))
+# A loaded machine is slow, which says nothing about the code.
+settings.register_profile(
+    "ebbtide",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("ebbtide")
 
 
