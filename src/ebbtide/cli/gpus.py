@@ -108,6 +108,8 @@ def gpus(
     if not shown or (offers and not found):
         talk.print("Nothing matches.")
         raise typer.Exit(1)
+    if not as_json and not offers:
+        talk.print("Memory in GiB (~: derived, nobody's figure); FP: dense TFLOP/s.", style="dim")
     if found and not as_json:
         dates = sorted({one.date for one in found})
         span = str(dates[0]) if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
@@ -213,8 +215,6 @@ def _gpu_table(shown: Sequence[Gpu], cheapest: dict[str, Offer]) -> Table:
         row.append("" if offer is None else f"{offer.usd_per_gpu_hour:.2f}")
         row += [offer.provider if offer else ""] if wide else []
         table.add_row(*row)
-    table.caption = "memory in GiB (~: derived, not measured); FP: dense TFLOP/s"
-    table.caption_justify = "left"
     return table
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from io import StringIO
+from math import isfinite
 
 from ebbtide.errors import UsageError
 from ebbtide.gpus.lookup import candidates
@@ -104,12 +105,12 @@ def read_prices(text: str, *, source: str, dated: date, provider: str = "") -> P
     Raises:
         UsageError: the header is of no known layout.
     """
-    reader = csv.DictReader(StringIO(text))
+    reader = csv.DictReader(StringIO(text), restval="")
     layout = _layout(reader.fieldnames or [])
     offers: list[Offer] = []
     problems: list[Problem] = []
     seen: set[Offer] = set()
-    for line, row in enumerate(reader, start=2):
+    for line, row in _numbered(reader):
         try:
             raw = layout(row, provider)
             made, notes = _checked(raw, source, dated)
@@ -120,6 +121,14 @@ def read_prices(text: str, *, source: str, dated: date, provider: str = "") -> P
         offers.extend(offer for offer in made if offer not in seen)
         seen.update(made)
     return PriceList(offers=tuple(offers), problems=tuple(problems))
+
+
+def _numbered(reader: csv.DictReader[str]) -> Iterator[tuple[int, Row]]:
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise UsageError(f"Line {reader.line_num} of this price list is no CSV: {error}") from error
 
 
 def _layout(header: Sequence[str]) -> Callable[[Row, str], _Raw]:
@@ -183,9 +192,12 @@ def _number(text: str) -> float | None:
     if not text:
         return None
     try:
-        return float(text)
+        number = float(text)
     except ValueError as error:
         raise _Bad(f"{text!r} is no number") from error
+    if not isfinite(number):
+        raise _Bad(f"{text!r} is no number to reckon with")
+    return number
 
 
 def _checked(raw: _Raw, source: str, dated: date) -> tuple[list[Offer], list[str]]:
@@ -216,11 +228,12 @@ def _which(raw: _Raw, notes: list[str]) -> Gpu:
     if total is not None and total < GiB:
         total *= 1024
     if size is not None and total is not None and abs(total / (size * raw.count) - 1) > 0.05:
-        if raw.count > 1 and abs(total / size - 1) <= 0.05:
-            notes.append(f"{raw.name}: the total memory of {raw.count} GPUs is that of one")
-        elif raw.count > 1 and candidates(raw.name, size // raw.count):
+        equal = raw.count > 1 and abs(total / size - 1) <= 0.05
+        if equal and not candidates(raw.name, size) and candidates(raw.name, size // raw.count):
             notes.append(f"{raw.name}: the memory of one GPU is that of all {raw.count}")
             size //= raw.count
+        elif equal:
+            notes.append(f"{raw.name}: the total memory of {raw.count} GPUs is that of one")
         else:
             notes.append(
                 f"{raw.name}: {raw.count} GPUs of {size / GiB:g} GiB are not {total / GiB:g} GiB"
