@@ -85,13 +85,19 @@ class Guess:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpTable:
-    """One row an operation. Integer columns index the string tables of the trace."""
+    """One row an operation. Integer columns index the tables of the trace.
+
+    `rate` is the entry of `names` that says which arithmetic rate of the GPU the
+    operation runs at (``"float32"``, ``"bfloat16"``, ...), so that its time can be
+    worked out for another GPU; `seconds` is for the GPU of the trace, predicted.
+    """
 
     name: Ints
     module: Ints
     line: Ints
     phase: Ints
     stream: Ints
+    rate: Ints
     flops: Ints
     moved_bytes: Ints
     seconds: Floats

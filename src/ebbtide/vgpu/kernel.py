@@ -12,7 +12,7 @@ import torch
 
 from ebbtide.gpus import Gpu
 from ebbtide.vgpu.clock import seconds_of
-from ebbtide.vgpu.costs import op_cost
+from ebbtide.vgpu.costs import Cost, op_cost
 from ebbtide.vgpu.kernels.blas import Workspace, workspaces
 from ebbtide.vgpu.kernels.context import KernelContext
 from ebbtide.vgpu.kernels.scratch import Scratch, scratch
@@ -44,22 +44,26 @@ class Kernel:
         name: number of the operation's name in the tape.
         scratch: temporaries, in order.
         workspaces: library workspaces that must be there.
+        rate: number of the name of the arithmetic rate it runs at.
         flops, moved_bytes, seconds: see `costs` and `clock`.
     """
 
-    __slots__ = ("flops", "moved_bytes", "name", "scratch", "seconds", "workspaces")
+    __slots__ = ("flops", "moved_bytes", "name", "rate", "scratch", "seconds", "workspaces")
 
     def __init__(
         self,
         name: int,
         scratch: tuple[Scratch, ...],
         workspaces: tuple[Workspace, ...],
-        cost: tuple[int, int, float],
+        cost: Cost,
+        rate: int,
+        seconds: float,
     ) -> None:
         self.name = name
         self.scratch = scratch
         self.workspaces = workspaces
-        self.flops, self.moved_bytes, self.seconds = cost
+        self.flops, self.moved_bytes = cost.flops, cost.moved_bytes
+        self.rate, self.seconds = rate, seconds
 
 
 class KernelModel:
@@ -86,5 +90,7 @@ class KernelModel:
             self._names.of("aten::" + op_name),
             scratch(op_name, inputs, metas, self.context),
             workspaces(op_name, inputs, self.context, beta=kwargs.get("beta", 1.0)),
-            (cost.flops, cost.moved_bytes, seconds_of(self.spec, cost)),
+            cost,
+            self._names.of(cost.dtype_for_rate),
+            seconds_of(self.spec, cost),
         )

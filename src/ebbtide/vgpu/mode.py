@@ -312,6 +312,7 @@ class VirtualMode(TorchDispatchMode):
         tape.op_line.append(line)
         tape.op_phase.append(tape.phase)
         tape.op_stream.append(tape.stream)
+        tape.op_rate.append(kernel.rate)
         tape.op_flops.append(kernel.flops)
         tape.op_moved.append(kernel.moved_bytes)
         tape.op_seconds.append(kernel.seconds)

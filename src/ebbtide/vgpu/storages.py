@@ -26,11 +26,15 @@ class Storages:
     Args:
         tape: where allocations and frees are written.
         after_alloc: called after each allocation, so that a limit can be held.
+
+    Attributes:
+        live_bytes, peak_bytes: of the tensors themselves, without workspaces or rounding.
     """
 
     def __init__(self, tape: Tape, after_alloc: Callable[[], None] | None = None) -> None:
         self.tape = tape
         self.after_alloc = after_alloc
+        self.live_bytes = self.peak_bytes = 0
         self._live: dict[int, _StorageRef] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
@@ -56,12 +60,16 @@ class Storages:
         reference.key, reference.bytes = key, nbytes
         reference.row = self.tape.alloc(nbytes, nbytes, nbytes, UNKNOWN)
         self._live[key] = reference
+        self.live_bytes += nbytes
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes = self.live_bytes
         if self.after_alloc is not None:
             self.after_alloc()
 
     def _drop(self, reference: _StorageRef) -> None:
         if self._live.get(reference.key) is reference:
             del self._live[reference.key]
+            self.live_bytes -= reference.bytes
             self.tape.free(reference.row)
 
     def row_of(self, tensor: torch.Tensor) -> int | None:

@@ -46,6 +46,7 @@ class Tape:
         self.op_line: list[int] = []
         self.op_phase: list[int] = []
         self.op_stream: list[int] = []
+        self.op_rate: list[int] = []
         self.op_flops: list[int] = []
         self.op_moved: list[int] = []
         self.op_seconds: list[float] = []

@@ -1,0 +1,178 @@
+"""`module:function` as a workload: a function that returns model, optimizer and batch.
+
+    def build(batch: int = 8):
+        model = Net().cuda()
+        return model, torch.optim.AdamW(model.parameters()), torch.randn(batch, 3, 224, 224)
+
+It may return a loss function as a fourth item, called with the model's output and
+the batch. Without one the output itself is the loss, or has it as ``.loss``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ebbtide.errors import TargetError
+
+_BATCH_NAMES = ("batch", "batch_size")
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """The function that ``"module:function"`` or ``"path/file.py:function"`` names.
+
+    Raises:
+        TargetError: the module cannot be imported or has no such function.
+    """
+    place, _, name = target.rpartition(":")
+    if not place or not name.isidentifier():
+        raise TargetError(f"{target!r} is no `module:function`.")
+    if place.endswith(".py") or os.sep in place:
+        path = Path(place)
+        if not path.is_file():
+            raise TargetError(f"There is no file {place!r} to take {name!r} from.")
+        sys.path.insert(0, str(path.resolve().parent))
+        place = path.stem
+    elif "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(place)
+    except ImportError as error:
+        raise TargetError(f"{place!r} cannot be imported: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        near = [n for n, v in vars(module).items() if inspect.isfunction(v)][:8]
+        raise TargetError(f"{place!r} has no function {name!r}; it has: {', '.join(near) or 'none'}.")
+    return function  # type: ignore[no-any-return]
+
+
+class FunctionWorkload:
+    """What a user's function built, ready to be stepped.
+
+    Args:
+        function: returns ``(model, optimizer or None, batch[, loss function])``.
+        batch: batch size to build it at, None for the function's own.
+        name: for messages.
+        inference: run forward only even if there is an optimizer.
+
+    Raises:
+        TargetError: the function returned something else.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        batch: int | None,
+        name: str,
+        inference: bool = False,
+    ) -> None:
+        parts = self._call(function, batch)
+        if not isinstance(parts, tuple | list) or not 3 <= len(parts) <= 4:
+            got = f"{len(parts)} items" if isinstance(parts, tuple | list) else type(parts).__name__
+            raise TargetError(
+                f"{name} should return (model, optimizer or None, batch) or "
+                f"(model, optimizer, batch, loss function); it returned {got}."
+            )
+        self.model, self.optimizer, data, *rest = parts
+        if not isinstance(self.model, torch.nn.Module):
+            raise TargetError(
+                f"{name} should return a torch.nn.Module first, not {type(self.model).__name__}."
+            )
+        self._loss = rest[0] if rest else None
+        self.inference = inference or (self.optimizer is None and self._loss is None)
+        self.batch = batch if batch is not None else batch_of(data)
+        self._data = data if self._takes_batch or batch is None else resized(data, batch)
+
+    def _call(self, function: Callable[..., Any], batch: int | None) -> Any:
+        names = inspect.signature(function).parameters
+        found = [name for name in _BATCH_NAMES if name in names]
+        self._takes_batch = bool(found)
+        if batch is not None and found:
+            return function(**{found[0]: batch})
+        return function()
+
+    def step(self) -> None:
+        """One training step, or one forward pass."""
+        data = _to_cuda(self._data)
+        if self.inference:
+            with torch.no_grad():
+                self._forward(data)
+            return
+        output = self._forward(data)
+        loss = self._loss(output, data) if self._loss is not None else _loss_of(output)
+        loss.backward()
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def _forward(self, data: Any) -> Any:
+        if isinstance(data, dict):
+            return self.model(**data)
+        if isinstance(data, tuple | list):
+            # (input, target) pairs: the target is for the loss function.
+            return self.model(data[0]) if self._loss is not None else self.model(*data)
+        return self.model(data)
+
+
+def _loss_of(output: Any) -> torch.Tensor:
+    loss = getattr(output, "loss", None)
+    if loss is None and isinstance(output, dict):
+        loss = output.get("loss")
+    if loss is None and isinstance(output, tuple | list) and output:
+        loss = output[0]
+    if loss is None:
+        loss = output
+    if not isinstance(loss, torch.Tensor):
+        raise TargetError(
+            f"The model returns {type(output).__name__}, in which no loss is found. "
+            "Return a loss function as the fourth item."
+        )
+    return loss if loss.dim() == 0 else loss.sum()
+
+
+def _to_cuda(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to("cuda")
+    if isinstance(value, dict):
+        return {name: _to_cuda(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_to_cuda(item) for item in value)
+    return value
+
+
+def batch_of(value: Any) -> int | None:
+    """The first dimension of the first tensor in `value`."""
+    if isinstance(value, torch.Tensor):
+        return value.shape[0] if value.dim() else None
+    items = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | tuple | list):
+        for item in items:
+            found = batch_of(item)
+            if found is not None:
+                return found
+    return None
+
+
+def resized(value: Any, batch: int) -> Any:
+    """`value` with the batch dimension of every tensor made `batch` long."""
+    now = batch_of(value)
+
+    def change(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            if item.dim() and item.shape[0] == now:
+                return item[:1].expand(batch, *item.shape[1:]).clone()
+            return item
+        if isinstance(item, dict):
+            return {name: change(each) for name, each in item.items()}
+        if isinstance(item, tuple | list):
+            return type(item)(change(each) for each in item)
+        return item
+
+    return change(value)

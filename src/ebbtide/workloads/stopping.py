@@ -1,0 +1,99 @@
+"""When a script has shown enough.
+
+After the steps that are needed, data loaders end early, so that the script goes
+on by itself to evaluation and checkpoint; a loop that steps on regardless is
+ended from outside. Inference ends when repeating it needs no more memory.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.utils.data.dataloader as dataloader
+
+from ebbtide.trace.recorder import Recorder
+from ebbtide.vgpu.virtual_gpu import VirtualGpu
+
+STEPS = 3
+# Beyond the steps needed: a loop that no data loader drives.
+_MORE_STEPS = 2
+# Forward passes without a new peak: end the data loaders, then the script.
+_QUIET_FORWARDS, _QUIET_END = 8, 64
+# Batches of an iterator that starts when all is known: enough for an evaluation to peak.
+_LAST_BATCHES = 2
+
+
+class StopWorkload(BaseException):
+    """Ends a script whose trace is complete. Not an `Exception`: scripts catch those."""
+
+
+class Stopper:
+    """Watches a recording and ends the script when nothing new is to come.
+
+    Args:
+        gpu: the virtual GPU.
+        recorder: its recorder.
+        steps: optimizer steps to record.
+        seconds: when to stop at the latest.
+    """
+
+    def __init__(
+        self, gpu: VirtualGpu, recorder: Recorder, steps: int = STEPS, seconds: float = 600.0
+    ) -> None:
+        self._gpu = gpu
+        self._recorder = recorder
+        self._steps = steps
+        self._seconds = seconds
+        self._quiet = 0
+        self._peak = 0
+        self.enough = False
+        self.timed_out = False
+
+    def after_step(self, steps: int) -> None:
+        """Called with the number of optimizer steps so far."""
+        self._quiet = 0
+        if steps >= self._steps:
+            self.enough = True
+        if steps >= self._steps + _MORE_STEPS:
+            raise StopWorkload
+
+    def after_forward(self, _forwards: int) -> None:
+        """Called after each outermost module call."""
+        peak = self._gpu.mode.storages.peak_bytes
+        self._quiet = 0 if peak > self._peak else self._quiet + 1
+        self._peak = peak
+        if self._quiet >= _QUIET_FORWARDS and not self._recorder.trained:
+            self.enough = True
+        if self._quiet >= _QUIET_END:
+            raise StopWorkload
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """End data loaders and hold the time limit while the script runs."""
+        original = dataloader._BaseDataLoaderIter.__next__
+        before: Any = None
+
+        def limited(iterator: Any) -> Any:
+            started_late = iterator.__dict__.setdefault("_ebbtide_late", self.enough)
+            served = iterator.__dict__.get("_ebbtide_served", 0)
+            if self.enough and served >= (_LAST_BATCHES if started_late else 0):
+                raise StopIteration
+            iterator.__dict__["_ebbtide_served"] = served + 1 if started_late else 0
+            return original(iterator)
+
+        def time_is_up(_signal: int, _frame: Any) -> None:
+            self.timed_out = True
+            raise StopWorkload
+
+        dataloader._BaseDataLoaderIter.__next__ = limited  # type: ignore[method-assign]
+        try:
+            before = signal.signal(signal.SIGALRM, time_is_up)
+            signal.setitimer(signal.ITIMER_REAL, self._seconds)
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            dataloader._BaseDataLoaderIter.__next__ = original  # type: ignore[method-assign]
