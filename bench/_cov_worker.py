@@ -20,6 +20,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ebbtide.workloads.hf_heads import model_class
 from ebbtide.workloads.hf_inputs import inputs_for, request_for, loss_of
 from ebbtide.workloads.shrink import shrink
+from ebbtide.workloads.hf_mend import complete
+LIM={"narrow":6e8,"shallow":4e8,"full":1.2e8}
 
 
 def params(cls, config):
