@@ -18,7 +18,7 @@ from ebbtide.gpus import Gpu, candidates, catalogue, context_bytes, find
 from ebbtide.gpus.importing import Offer, problems_by_text
 from ebbtide.gpus.offers import offers as known_offers
 from ebbtide.gpus.offers import refresh as refresh_offers
-from ebbtide.units import format_bytes, parse_bytes
+from ebbtide.units import parse_bytes
 
 _MEMORY = re.compile(r"\s*(>=|<=|>|<|==?)?\s*(.+?)\s*")
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
@@ -81,7 +81,7 @@ def gpus(
     """
     if max_price is not None and not max_price > 0:
         raise UsageError(f"--max-price should be above 0, got {max_price}.")
-    talk = Console(stderr=True)
+    talk = Console(stderr=True, highlight=False)
     if refresh is not None:
         _refresh(refresh, provider, talk)
     priced = [one for one in known_offers() if spot or not one.spot]
@@ -185,8 +185,8 @@ def _print(
         Console().print(table(found))
 
 
-def _new_table() -> Table:
-    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+def _new_table(gap: int = 2) -> Table:
+    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
 
 
 def _gpu_table(shown: Sequence[Gpu], cheapest: dict[str, Offer]) -> Table:
@@ -199,7 +199,7 @@ def _gpu_table(shown: Sequence[Gpu], cheapest: dict[str, Offer]) -> Table:
     for title in ("sold as", "usable", "TB/s", "FP32", "FP16", "FP8"):
         table.add_column(title, justify="right", no_wrap=True)
     if wide:
-        for title in ("link GB/s", "SMs", "CUDA", "context"):
+        for title in ("link GB/s", "SMs", "CUDA", "ctx MiB"):
             table.add_column(title, justify="right", no_wrap=True)
     table.add_column("$/h from", justify="right", no_wrap=True)
     if wide:
@@ -224,7 +224,7 @@ def _wide_cells(gpu: Gpu) -> list[str]:
         f"{gpu.link_bytes_s / 1e9:.0f}" if gpu.link_bytes_s else "",
         str(gpu.sm_count) if gpu.sm_count else "",
         "" if capability is None else f"{capability[0]}.{capability[1]}",
-        format_bytes(context_bytes(gpu).likely),
+        f"{context_bytes(gpu).likely / 2**20:.0f}",
     ]
 
 
@@ -238,13 +238,19 @@ def _tera(gpu: Gpu, dtype: str) -> str:
 
 def _offer_table(found: Sequence[Offer]) -> Table:
     wide = Console().width >= _WIDE
-    table = _new_table()
-    table.add_column("GPU", no_wrap=True)
-    table.add_column("$/h each", justify="right", no_wrap=True)
-    table.add_column("GPUs", justify="right", no_wrap=True)
-    table.add_column("$/h all", justify="right", no_wrap=True)
-    table.add_column("provider", no_wrap=True)
-    table.add_column("kind", no_wrap=True)
+    table = _new_table(gap=2 if wide else 1)
+    # The widths that hold their cells, so that only the last columns give way.
+    for title, cells in (
+        ("GPU", [one.gpu for one in found]),
+        ("$/h each", []),
+        ("GPUs", []),
+        ("$/h all", []),
+        ("provider", [one.provider for one in found]),
+        ("kind", ["serverless"]),
+    ):
+        width = max(len(text) for text in (title, *cells))
+        right = title in ("$/h each", "GPUs", "$/h all")
+        table.add_column(title, justify="right" if right else "left", no_wrap=True, min_width=width)
     table.add_column("instance", no_wrap=True, overflow="ellipsis")
     if wide:
         table.add_column("source", no_wrap=True, overflow="ellipsis")
