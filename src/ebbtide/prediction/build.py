@@ -32,13 +32,17 @@ class Wanted:
     hole: bool = True
 
 
+EVERYTHING = Wanted()
+FIGURES = Wanted(timeline=False, alive=False, hole=False)
+
+
 def predict_trace(
     trace: Trace,
     device: Device,
     *,
     batch: int | None = None,
     replays: Replays | None = None,
-    wanted: Wanted = Wanted(),
+    wanted: Wanted = EVERYTHING,
 ) -> Prediction:
     """What the recorded workload needs on `device`.
 

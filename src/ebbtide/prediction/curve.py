@@ -100,8 +100,8 @@ def largest_batch(
 
 def _search(fits: Callable[[int], bool], low: int, high: int, guess: int | None) -> int:
     """The largest of `low` to `high` that fits, where `low` does; few probes if `guess` is near."""
-    stride = 1
     probe = high if guess is None else guess
+    stride = max(1, probe // 64)  # about as far as fragmentation leads a guess astray
     rising: bool | None = None
     while low < high:
         probe = min(max(probe, low + 1), high)
@@ -113,7 +113,7 @@ def _search(fits: Callable[[int], bool], low: int, high: int, guess: int | None)
             turned, rising = rising is True, False
         if turned:
             break
-        probe = low + stride if rising else high + 1 - stride
+        probe = low + stride if rising else high - stride + 1
         stride *= 2
     while low < high:
         middle = (low + high + 1) // 2

@@ -136,8 +136,12 @@ def _use_text(point: CurvePoint, usable: int) -> str:
 
 
 def _batch_axis(batches: list[int]) -> dict[str, Any]:
-    # Batches double: on a log axis they stand at even distances.
-    return {"type": "log", "tickvals": batches, "ticktext": [str(b) for b in batches]}
+    # Batches double: on a log axis they stand at even distances. Those between are not named.
+    named: list[int] = []
+    for batch in batches:
+        if not named or batch >= 1.9 * named[-1]:
+            named.append(batch)
+    return {"type": "log", "tickvals": named, "ticktext": [str(batch) for batch in named]}
 
 
 def _phase_bands(shown: Timeline) -> dict[str, list[dict[str, Any]]]:

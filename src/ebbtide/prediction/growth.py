@@ -87,4 +87,4 @@ def _through_points(batches: Sequence[int], values: Sequence[int], batch: int) -
     else:
         value = y1 + -(-((y2 - y1) * (batch - b1)) // (b2 - b1))
     # Past int64 is past any GPU; the caller sees the sum.
-    return min(value, 1 << 61)
+    return min(value, 1 << 62)

@@ -96,8 +96,8 @@ def _section(each: Prediction, charts: dict[str, Chart]) -> str:
 def _figures(each: Prediction) -> str:
     process = each.process_bytes
     entries = [
-        ("allocated", format_bytes(each.peak_allocated_bytes), "torch.cuda.max_memory_allocated()"),
-        ("reserved", format_bytes(each.peak_reserved_bytes), "torch.cuda.max_memory_reserved()"),
+        ("allocated", format_bytes(each.peak_allocated_bytes), "max_memory_allocated()"),
+        ("reserved", format_bytes(each.peak_reserved_bytes), "max_memory_reserved()"),
         (
             "process",
             format_bytes(process.likely),

@@ -19,6 +19,8 @@ POINTS = 2000
 
 def moment(trace: Trace, event: int) -> Peak:
     """The phase, operation, module and line that `event` belongs to."""
+    if event >= len(trace.event_kind):  # a trace without events has its peak at 0 all the same
+        return Peak(phase="", step=0, op="", module="", line="", event=event)
     phase = int(_latest(trace, Event.PHASE)[event])
     op = int(running_ops(trace)[event])
     name, step = ("", 0) if phase < 0 else (trace.phases[phase].name, trace.phases[phase].step)

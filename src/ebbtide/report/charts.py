@@ -106,6 +106,7 @@ def horizontal(y: float, label: str) -> dict[str, Any]:
                 "xref": "paper",
                 "x": 0,
                 "xanchor": "left",
+                "xshift": 6,
                 "y": round(y, 4),
                 "yanchor": "bottom",
                 "text": label,
@@ -128,6 +129,6 @@ _LAYOUT: dict[str, Any] = {
     "font": {"color": "var(--ink)", "family": "var(--font)", "size": 12},
     "hoverlabel": {"bgcolor": "var(--card)", "font": {"color": "var(--ink)"}},
     "hovermode": "x unified",
-    "margin": {"l": 56, "r": 12, "t": 28, "b": 48},
-    "legend": {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"},
+    "margin": {"l": 56, "r": 12, "t": 8, "b": 48},
+    "legend": {"orientation": "h", "x": 0, "y": 1.08, "yanchor": "bottom", "traceorder": "normal"},
 }

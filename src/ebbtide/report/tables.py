@@ -51,9 +51,11 @@ def table(
     head = "".join(_heading(column, sortable) for column in columns)
     body = "\n".join(_row(row, columns, index in marked) for index, row in enumerate(rows))
     kind = ' class="sortable"' if sortable else ""
+    # Not a <caption>: that is as wide as the table, which a narrow screen cuts off.
+    label = escape(caption)
     return (
-        f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0">'
-        f"<table{kind}><caption>{escape(caption)}</caption>"
+        f'<p class="caption">{label}</p><div class="scroll" role="region" aria-label="{label}" '
+        f'tabindex="0"><table{kind} aria-label="{label}">'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
     )
 
