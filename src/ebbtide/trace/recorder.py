@@ -23,6 +23,9 @@ from ebbtide.trace.model import Category, Trace
 from ebbtide.vgpu.places import ENTERED
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
 
+# Where Transformers' outputs hold what is kept between forward passes.
+_CACHES = ("past_key_values", "cache", "cache_params", "mems")
+
 
 class Recorder:
     """Follows a program through its phases and marks its allocations.
@@ -147,10 +150,12 @@ class Recorder:
                 self._mark(parameter.grad, Category.GRADIENT)
 
     def _mark_cache(self, output: Any) -> None:
-        cache = output.get("past_key_values") if isinstance(output, dict) else None
-        if cache is not None:
-            for tensor in _tensors(cache):
-                self._mark(tensor, Category.KV_CACHE)
+        if not isinstance(output, dict):
+            return
+        for name, value in output.items():
+            if name in _CACHES:
+                for tensor in _tensors(value):
+                    self._mark(tensor, Category.KV_CACHE)
 
 
 def _tensors(value: Any, depth: int = 5) -> Iterable[torch.Tensor]:

@@ -16,6 +16,8 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
+import torch.optim.optimizer as _optimizer
+import torch.utils._foreach_utils as _utils
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ebbtide.errors import VirtualGpuError
@@ -161,6 +163,9 @@ class VirtualGpu:
             torch.autograd.set_multithreading_enabled(False)
             torch._C._set_only_lift_cpu_tensors(True)
             stack.callback(torch._C._set_only_lift_cpu_tensors, False)
+            for types in (_optimizer._foreach_supported_types, _utils._foreach_supported_types):
+                types.append(FakeTensor)
+                stack.callback(types.remove, FakeTensor)
             stack.callback(register(lambda: self.kernels.context)._destroy)
             patches = stack.enter_context(PatchSet())
             for name in _API:
