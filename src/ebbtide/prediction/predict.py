@@ -60,7 +60,7 @@ def predict_target(
     found: dict[str, Prediction] = {}
     for group in classes.values():
         first = group[0].key
-        for each in _answer(traced.traces[first], group, question.batches):
+        for each in answer(traced.traces[first], group, question.batches):
             if first in traced.no_curve:
                 each = _without_curve(each, traced.no_curve[first])
             found[each.gpu] = each
@@ -71,9 +71,10 @@ def predict_target(
     )
 
 
-def _answer(
+def answer(
     traces: list[Trace], gpus: Sequence[Gpu], batches: Sequence[int]
 ) -> tuple[Prediction, ...]:
+    """Predictions on GPUs of one class from the trace asked for and, for a curve, another."""
     first = traces[0]
     devices = [Device.of(gpu, first.torch_version) for gpu in gpus]
     batch = first.meta.get("batch")

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ from ebbtide.vgpu.ops.attention import register
 from ebbtide.vgpu.patches import PatchSet
 from ebbtide.vgpu.tape import Tape
 
+_FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _API = (
     "device",
     "memory",
@@ -110,6 +112,17 @@ class VirtualGpu:
             self.mode.storages.after_alloc = self._hold_limit
         self._stack: ExitStack | None = None
 
+    @classmethod
+    def active(cls) -> VirtualGpu:
+        """The virtual GPU that is on in this process.
+
+        Raises:
+            VirtualGpuError: none is.
+        """
+        if cls._active is None:
+            raise VirtualGpuError("No virtual GPU is on. Use `with VirtualGpu(...)` around this.")
+        return cls._active
+
     # -- what the parts of the API ask
 
     @property
@@ -166,6 +179,9 @@ class VirtualGpu:
             for types in (_optimizer._foreach_supported_types, _utils._foreach_supported_types):
                 types.append(FakeTensor)
                 stack.callback(types.remove, FakeTensor)
+            # It logs each error that an operation raises; the program sees the error itself.
+            stack.callback(setattr, _FAKE_LOG, "disabled", _FAKE_LOG.disabled)
+            _FAKE_LOG.disabled = True
             stack.callback(register(lambda: self.kernels.context)._destroy)
             patches = stack.enter_context(PatchSet())
             for name in _API:

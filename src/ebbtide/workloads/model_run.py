@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from ebbtide.gpus import Gpu
 from ebbtide.trace.model import Trace
 from ebbtide.trace.recorder import Recorder
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
@@ -24,15 +28,42 @@ def run_model(request: Request, gpu: str, batch: int | None) -> Trace:
     """
     mend_torchvision()
     function = load_function(request.target)
-    virtual = VirtualGpu(gpu, torch_version=request.torch_version)
+    return trace_function(
+        function,
+        gpu,
+        batch,
+        request.target,
+        inference=request.options.inference,
+        torch_version=request.torch_version,
+    )
+
+
+def trace_function(
+    function: Callable[..., Any],
+    gpu: str | Gpu,
+    batch: int | None,
+    name: str,
+    *,
+    inference: bool = False,
+    torch_version: tuple[int, int] | None = None,
+) -> Trace:
+    """Step what `function` builds on a virtual GPU.
+
+    Args:
+        function: as `FunctionWorkload` takes it.
+        gpu: where.
+        batch: batch size, None for the function's own.
+        name: for messages and the trace.
+        inference: forward only.
+        torch_version: whose rules of kernel choice to follow.
+    """
+    virtual = VirtualGpu(gpu, torch_version=torch_version)
     with virtual, Recorder(virtual) as recorder:
-        workload = FunctionWorkload(
-            function, batch, request.target, inference=request.options.inference
-        )
+        workload = FunctionWorkload(function, batch, name, inference=inference)
         for _ in range(STEPS):
             workload.step()
     return recorder.trace(
-        target=request.target,
+        target=name,
         batch=workload.batch,
         steps=recorder.steps,
         forwards=recorder.forwards,
