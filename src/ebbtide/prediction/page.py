@@ -268,7 +268,8 @@ def _guesses(each: Prediction) -> str:
     if not each.guesses:
         return "<h2>Guesses</h2><p>None: everything the trace needed was known.</p>"
     items = "".join(
-        f'<li>{escape(guess.text)} <span class="soft">({guess.kind}, {guess.count}x)</span></li>'
+        f'<li>{escape(guess.text)} '
+        f'<span class="soft">({escape(guess.kind)}, {guess.count}x)</span></li>'
         for guess in each.guesses
     )
     return f'<h2>Guesses</h2><div class="card"><ul>{items}</ul></div>'

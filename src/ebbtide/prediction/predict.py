@@ -55,10 +55,23 @@ def predict_target(
                 "need is not known. Choose an NVIDIA GPU; `ebbtide gpus` lists them."
             )
         classes.setdefault(gpu.compute_capability, []).append(gpu)
-    request = replace(question.request, gpus=tuple(group[0].key for group in classes.values()))
+    groups = [sorted(group, key=lambda gpu: gpu.usable_bytes) for group in classes.values()]
+    request = replace(question.request, gpus=tuple(group[0].key for group in groups))
     traced = run_request(request, progress)
+    # A script that caught an out-of-memory error does something else on a larger GPU.
+    alone = [
+        gpu
+        for group in groups
+        if traced.traces[group[0].key][0].meta.get("caught_out_of_memory")
+        for gpu in group[1:]
+    ]
+    if alone:
+        more = run_request(replace(request, gpus=tuple(gpu.key for gpu in alone)), progress)
+        traced = traced.joined(more)
+        groups = [[gpu for gpu in group if gpu not in alone] for group in groups]
+        groups += [[gpu] for gpu in alone]
     found: dict[str, Prediction] = {}
-    for group in classes.values():
+    for group in groups:
         first = group[0].key
         for each in answer(traced.traces[first], group, question.batches):
             if first in traced.no_curve:
