@@ -25,7 +25,6 @@ from ebbtide.errors import (
 if TYPE_CHECKING:
     from ebbtide.gpus.spec import Gpu
     from ebbtide.prediction.api import assert_fits, predict
-    from ebbtide.prediction.api import assert_fits, predict
     from ebbtide.prediction.result import Prediction
     from ebbtide.trace.replay import replay
     from ebbtide.vgpu.virtual_gpu import VirtualGpu
@@ -35,8 +34,6 @@ _LAZY = {
     "Gpu": "ebbtide.gpus.spec",
     "Prediction": "ebbtide.prediction.result",
     "VirtualGpu": "ebbtide.vgpu.virtual_gpu",
-    "assert_fits": "ebbtide.prediction.api",
-    "predict": "ebbtide.prediction.api",
     "assert_fits": "ebbtide.prediction.api",
     "predict": "ebbtide.prediction.api",
     "replay": "ebbtide.trace.replay",
