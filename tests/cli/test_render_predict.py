@@ -134,6 +134,14 @@ def test_guesses_come_last() -> None:
     assert "Guesses:" not in text([replace(one(), guesses=())])
 
 
+def test_guesses_that_all_gpus_share_are_listed_once() -> None:
+    assert text(three()).count("Guesses:") == 1
+    other = replace(three()[0], guesses=())
+    assert text([other, one()]).count("Guesses:") == 1
+    further = replace(one(), guesses=(replace(one().guesses[0], count=7),))
+    assert text([further, one()]).count("Guesses:") == 2
+
+
 def test_markup_of_the_user_is_text() -> None:
     peak = replace(one().peak, module="[red]layers[/red].0", op="[bold]mm")
     alive = tuple(replace(row, module="[/]x") for row in one().alive)

@@ -32,6 +32,10 @@ def render(predictions: Sequence[Prediction], console: Console) -> None:
             console.print()
             console.rule(Text(each.gpu_label, style="bold"), align="left", style="dim")
         _details(each, console)
+        if len({each.guesses for each in predictions}) > 1:
+            _guesses(each, console)
+    if len({each.guesses for each in predictions}) == 1:
+        _guesses(predictions[0], console)
 
 
 def _details(each: Prediction, console: Console) -> None:
@@ -48,7 +52,6 @@ def _details(each: Prediction, console: Console) -> None:
     if each.curve:
         console.print()
         console.print(Padding(_curve(each, console), (0, 0, 0, 2)))
-    _guesses(each, console)
 
 
 def _verdict(each: Prediction, console: Console) -> Text:
