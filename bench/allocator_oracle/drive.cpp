@@ -11,11 +11,15 @@
 #include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/cuda/PeerToPeerAccess.h>
 #include <iostream>
 #include <map>
 #include <sstream>
 
 extern "C" void fake_complete_events();
+namespace c10::cuda::_internal {
+void setHasPrimaryContext(bool (*func)(DeviceIndex)); // exported, in no header
+}
 namespace cca = c10::cuda::CUDACachingAllocator;
 
 static std::shared_ptr<c10::GatheredContext> no_context() { return nullptr; }
@@ -110,6 +114,11 @@ static void dump() {
 
 int main() {
   auto* allocator = cca::get();
+  c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
+  c10::cuda::detail::init_p2p_access_cache(1);
+  // Without NVML there is no fabric to ask about.
+  cca::CUDAAllocatorConfig::set_expandable_segments_handle_type(
+      cca::Expandable_Segments_Handle_Type::POSIX_FD);
   allocator->init(1);
   std::map<int, c10::DataPtr> live;
   std::map<int, c10::cuda::CUDAStream> streams;

@@ -38,6 +38,7 @@ def load_segments(
         pool = _pool(heap, segment)
         blocks = _blocks(segment, pool)
         _link(blocks)
+        _give_ages(heap, blocks)
         for tally in pool.tallies:
             tally.segment.change(1)
         heap.count_reserved(pool, segment.size)
@@ -47,6 +48,13 @@ def load_segments(
         _load_space(heap, stretches, bases[key], live)
     heap.counters.reset_accumulated()
     return live
+
+
+def _give_ages(heap: Heap, blocks: list[Block]) -> None:
+    """Number the ages of a segment's blocks, as if lower addresses were older."""
+    order = heap.next_order()
+    for index, block in enumerate(blocks):
+        block.order = heap.part_order(blocks[0]) if index else order
 
 
 def _pool(heap: Heap, segment: SnapshotSegment) -> Pool:
@@ -77,7 +85,8 @@ def _enter(
                 for tally in tallies:
                     tally.change_inactive(1, block.size)
             continue
-        heap.active[block.address] = live[block.address] = block
+        heap.active.add(block)
+        live[block.address] = block
         for tally in tallies:
             tally.hand_out(block.size, block.requested)
         if known.state is BlockState.PENDING:
@@ -145,6 +154,7 @@ def _load_space(
         if not block.mapped:
             pool.add_unmapped(block)
     _link(chain)
+    _give_ages(heap, chain)
     for segment, blocks in loaded:
         heap.count_reserved(pool, segment.size)
         _enter(heap, blocks, segment, live)

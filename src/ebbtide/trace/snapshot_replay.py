@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ebbtide.trace.rewind import rewind
+from ebbtide.trace.snapshot_ages import UnknownAges
 from ebbtide.trace.snapshot_heap import UNKNOWN_SPACE, load_segments
 from ebbtide.trace.snapshot_pools import RecordedPools
-from ebbtide.trace.snapshot_types import Action, DeviceRecord, TraceEntry
-from ebbtide.vgpu.allocator import AllocatorConfig, Block, CachingAllocator
-from ebbtide.vgpu.allocator.expandable import map_pages, unmap_range
+from ebbtide.trace.snapshot_types import Action, DeviceRecord, SnapshotSegment, TraceEntry
+from ebbtide.vgpu.allocator import AllocatorConfig, Block, CachingAllocator, PoolId, TieBreak
+from ebbtide.vgpu.allocator.expandable import limit_space, map_pages, unmap_range
 from ebbtide.vgpu.allocator.sizes import SMALL_SIZE
 
 _INVENTED = 1 << 62  # where segments lie that the record does not have
@@ -40,6 +42,9 @@ class DeviceReplay:
         start_reserved_bytes: taken from the driver before the first event.
         end_allocated_bytes: handed out after the last event.
         end_reserved_bytes: taken from the driver after the last event.
+        tie_break: the rule by which the record was replayed.
+        ties_learned: choices between two blocks of unknown age that were read off the
+            record (`UnknownAges`).
         first_difference: where model and record first part, None if they never do.
     """
 
@@ -58,6 +63,8 @@ class DeviceReplay:
     start_reserved_bytes: int
     end_allocated_bytes: int
     end_reserved_bytes: int
+    tie_break: TieBreak
+    ties_learned: int
     first_difference: str | None
 
     @property
@@ -70,13 +77,35 @@ class DeviceReplay:
         )
 
 
-def replay_record(record: DeviceRecord, config: AllocatorConfig) -> DeviceReplay:
+def replay_record(
+    record: DeviceRecord,
+    config: AllocatorConfig,
+    tie_breaks: Sequence[TieBreak] = tuple(TieBreak),
+) -> DeviceReplay:
     """Replay all events of `record` from the state before the first of them.
+
+    Which of two equally good blocks torch takes depends on its version, which a
+    snapshot does not say: of the rules `tie_breaks`, the first by which everything is
+    the same is taken, else the one by which most is.
 
     Raises:
         SnapshotError: the record contradicts the snapshot's segments.
     """
-    return _Replay(record, config).run()
+    start = rewind(record, config)
+    best: DeviceReplay | None = None
+    for tie_break in tie_breaks:
+        found = _Replay(record, config, start, tie_break).run()
+        if best is None or _agreement(found) > _agreement(best):
+            best = found
+        if found.same:
+            break
+    if best is None:
+        raise ValueError("replay_record needs at least one rule for ties")
+    return best
+
+
+def _agreement(replay: DeviceReplay) -> tuple[int, int]:
+    return (replay.same_address, replay.same_segment_allocations)
 
 
 class _RecordedDriver:
@@ -131,17 +160,29 @@ class _RecordedDriver:
 class _Replay:
     """The replay of one device's record."""
 
-    def __init__(self, record: DeviceRecord, config: AllocatorConfig) -> None:
+    def __init__(
+        self,
+        record: DeviceRecord,
+        config: AllocatorConfig,
+        start: tuple[SnapshotSegment, ...],
+        tie_break: TieBreak,
+    ) -> None:
         self.record = record
         self.events = record.events
-        start = rewind(record, config)
+        self.tie_break = tie_break
         self.driver = _RecordedDriver()
         # The limits of the device are the record's: it says when memory ran out.
         self.allocator = CachingAllocator(
-            None, config=config, fraction=1.0, driver=self.driver, device=record.device
+            None,
+            config=config,
+            fraction=1.0,
+            driver=self.driver,
+            device=record.device,
+            tie_break=tie_break,
         )
         self.heap = self.allocator.heap
         self.live = load_segments(self.heap, start, record.events)
+        self.ages = UnknownAges(self.heap, self.heap.made)
         self.start = (self.allocator.memory_allocated(), self.allocator.memory_reserved())
         self.pools = RecordedPools(record, config)
         self.ahead: tuple[tuple[Action, ...], int, TraceEntry | None] = ((), -1, None)
@@ -190,6 +231,8 @@ class _Replay:
             start_reserved_bytes=self.start[1],
             end_allocated_bytes=allocator.memory_allocated(),
             end_reserved_bytes=allocator.memory_reserved(),
+            tie_break=self.tie_break,
+            ties_learned=self.ages.learned,
             first_difference=self.first_difference,
         )
 
@@ -206,6 +249,10 @@ class _Replay:
         pool_id = self.pools.of(entry)
         if self.pools.mixed:
             self.allocator.set_expandable_segments(self.pools.expandable(pool_id))
+        if self.driver.due:
+            self.limit_space(entry, pool_id)
+        elif self.heap.made:
+            self.settle_tie(entry, pool_id)
         block = self.allocator.malloc_in(
             entry.size, entry.stream, pool_id, afresh=self.afresh and bool(self.driver.due)
         )
@@ -218,6 +265,35 @@ class _Replay:
             self.differ(entry, "the model takes no new memory for it")
             self.driver.due.clear()
         self.live[entry.address] = block
+
+    def limit_space(self, entry: TraceEntry, pool_id: PoolId) -> None:
+        """See whether the record maps pages where no known reservation goes on."""
+        due = self.driver.due[0]
+        size = self.heap.config.round_size(entry.size)
+        pool = self.heap.add_pool(pool_id)[0 if size <= SMALL_SIZE else 1]
+        if due.action is Action.SEGMENT_MAP and not any(
+            unmapped.address == due.address for unmapped in pool.unmapped.get(entry.stream, ())
+        ):
+            limit_space(self.heap, pool, size, entry.stream)
+
+    def settle_tie(self, entry: TraceEntry, pool_id: PoolId) -> None:
+        """Learn from the record which of two blocks of the same size is older."""
+        size = self.heap.config.round_size(entry.size)
+        pool = self.heap.add_pool(pool_id)[0 if size <= SMALL_SIZE else 1]
+        free = pool.free.get(entry.stream)
+        index = free.find(size) if free is not None else 0
+        if free is None or index == len(free):
+            return
+        best = free.block(index)
+        while free.block(index).size == best.size:
+            other = free.block(index)
+            if other.address == entry.address:
+                if other is not best:
+                    self.ages.learn(other, best)
+                return
+            index += 1
+            if index == len(free):
+                return
 
     def free_requested(self, entry: TraceEntry) -> None:
         block = self.live.get(entry.address)
@@ -314,13 +390,12 @@ class _Replay:
                 free = pool.free.get(entry.stream)
                 if free is None:
                     continue
-                if entry.action is Action.SEGMENT_FREE:
-                    block = free.at.get(entry.address)
-                    if block is not None and not block.split and block.size == entry.size:
-                        return block
-                    continue
                 for block in free:
-                    inside = block.address <= entry.address and end <= block.address + block.size
-                    if inside and block.reservation is not None:
+                    if block.address > entry.address or end > block.address + block.size:
+                        continue
+                    if entry.action is Action.SEGMENT_UNMAP:
+                        if block.reservation is not None:
+                            return block
+                    elif not block.split and block.size == entry.size:
                         return block
         return None

@@ -1,7 +1,7 @@
 """The caching allocator of PyTorch's CUDA backend, as a model without a device."""
 
 from ebbtide.vgpu.allocator.allocator import CachingAllocator
-from ebbtide.vgpu.allocator.blocks import DEFAULT_POOL, Block, PoolId
+from ebbtide.vgpu.allocator.blocks import DEFAULT_POOL, Block, PoolId, TieBreak
 from ebbtide.vgpu.allocator.config import AllocatorConfig
 from ebbtide.vgpu.allocator.driver import Driver, VirtualDriver
 from ebbtide.vgpu.allocator.oom import MemoryFigures, OutOfMemory
@@ -16,6 +16,7 @@ __all__ = [
     "MemoryFigures",
     "OutOfMemory",
     "PoolId",
+    "TieBreak",
     "VirtualDriver",
     "memory_snapshot",
 ]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ebbtide.vgpu.allocator import expandable, reclaim
-from ebbtide.vgpu.allocator.blocks import DEFAULT_POOL, Block, Pool, PoolId
+from ebbtide.vgpu.allocator.blocks import DEFAULT_POOL, Block, Pool, PoolId, TieBreak
 from ebbtide.vgpu.allocator.config import AllocatorConfig
 from ebbtide.vgpu.allocator.driver import Driver, VirtualDriver
 from ebbtide.vgpu.allocator.heap import Heap
@@ -40,6 +40,8 @@ class CachingAllocator:
         event_done: whether a recorded event has completed. Without it, every event
             has completed by the next request.
         device: the device's index, for the message of `OutOfMemory`.
+        tie_break: which of several equally good blocks is taken; by default as in
+            torch 2.13.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class CachingAllocator:
         record_event: RecordEvent | None = None,
         event_done: EventDone | None = None,
         device: int = 0,
+        tie_break: TieBreak = TieBreak.SEGMENT_AGE,
     ) -> None:
         self.config = config if config is not None else AllocatorConfig()
         self.total_bytes = total_bytes
@@ -67,13 +70,11 @@ class CachingAllocator:
             driver = VirtualDriver(
                 None if total_bytes is None else max(0, total_bytes - other_bytes)
             )
-        self.heap = Heap(driver, self.config, tracks_age=False)
+        self.heap = Heap(driver, self.config, tie_break)
         self.set_memory_fraction(fraction)
         self._record_event = record_event
         self._event_done = event_done
         self._events: dict[int, deque[tuple[Any, Block]]] = {}
-        self._deferred: list[Block] = []
-        self._capture_uses: dict[Block, set[int]] = {}
         self._current_pools: list[PoolId] = []
         self._users: dict[PoolId, int] = {}
         self._small, self._large = self.heap.pools[DEFAULT_POOL]
@@ -95,11 +96,11 @@ class CachingAllocator:
                 raise ValueError(f"a request of {nbytes} bytes")
             return Block(0, 0, stream, self._small)
         size = round_size(nbytes, self._divisions) if self._divisions else (nbytes + 511) & -512
+        if self._events:
+            self.process_events()
         if self._current_pools:
             pool = self.heap.pools[self._current_pools[-1]][0 if size <= SMALL_SIZE else 1]
         else:
-            if self._events or self._deferred:
-                self.process_events()
             pool = self._small if size <= SMALL_SIZE else self._large
         block = self.heap.take(pool, size, stream)
         if block is None:
@@ -141,7 +142,7 @@ class CachingAllocator:
         block = self._new(pool, size, stream)
         if block is None and reclaim.release_oversize(heap, pool, size, stream):
             block = self._new(pool, size, stream)
-        if block is None and not self._current_pools:
+        if block is None:
             self._release_cached()
             heap.counters.num_alloc_retries += 1
             block = self._new(pool, size, stream)
@@ -170,10 +171,7 @@ class CachingAllocator:
         """
         if block.uses:
             self.free_later(block)
-            if self._current_pools:
-                self._deferred.append(block)
-            else:
-                self._insert_events(block)
+            self._insert_events(block)
             return
         if not self._end_of_use(block):
             return
@@ -223,8 +221,6 @@ class CachingAllocator:
         if block.uses is None:
             block.uses = set()
         block.uses.add(stream)
-        if self._current_pools:
-            self._capture_uses.setdefault(block, set()).add(stream)
 
     def _insert_events(self, block: Block) -> None:
         uses, block.uses = block.uses, None
@@ -233,15 +229,6 @@ class CachingAllocator:
             self._events.setdefault(stream, deque()).append((event, block))
             block.events += 1
 
-    def _insert_deferred(self) -> None:
-        for block in self._deferred:
-            during_capture = self._capture_uses.pop(block, set())
-            block.uses = (block.uses or set()) - during_capture
-            self._insert_events(block)
-            if block.events == 0:
-                self.finish_free(block)
-        self._deferred.clear()
-
     def process_events(self, completed: EventDone | None = None) -> None:
         """Cache the freed blocks for which every other stream got far enough.
 
@@ -249,7 +236,6 @@ class CachingAllocator:
             completed: whether a recorded event has completed; by default what the
                 constructor was given.
         """
-        self._insert_deferred()
         done = completed if completed is not None else self._event_done
         for stream in list(self._events):
             queue = self._events[stream]
@@ -269,11 +255,10 @@ class CachingAllocator:
 
     def _release_cached(self) -> None:
         heap = self.heap
-        if not self._current_pools:
-            heap.counters.num_sync_all_streams += 1
-            self.process_events(_always)
-            for pool in reversed(heap.pools[DEFAULT_POOL]):
-                reclaim.release_pool(heap, pool)
+        heap.counters.num_sync_all_streams += 1
+        self.process_events(_always)
+        for pool in reversed(heap.pools[DEFAULT_POOL]):
+            reclaim.release_pool(heap, pool)
         for pool_id in [p for p, users in self._users.items() if users == 0]:
             sides = heap.pools[pool_id]
             for pool in sides:
@@ -284,7 +269,7 @@ class CachingAllocator:
     # -- private pools
 
     def begin_pool(self, pool_id: PoolId) -> None:
-        """Serve requests from a private pool from now on: graph capture, `use_mem_pool`."""
+        """Serve requests from a private pool from now on: `torch.cuda.use_mem_pool`."""
         self.heap.add_pool(pool_id)
         self._users[pool_id] = self._users.get(pool_id, 0) + 1
         self._current_pools.append(pool_id)

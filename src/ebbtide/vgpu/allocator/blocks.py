@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from enum import Enum
 
 from ebbtide.vgpu.allocator.stats import Gauge, Tally
 
@@ -12,7 +13,23 @@ PoolId = tuple[int, int]
 
 DEFAULT_POOL: PoolId = (0, 0)
 
-_SHIFT = 64  # a free block's key is its size, then its address, in one integer
+# A free block's key is its size, its order, then its address, in one integer.
+SIZE_SHIFT = 96
+ORDER_SHIFT = 64
+
+
+class TieBreak(Enum):
+    """Which of several free blocks of the same size is taken: it changed between versions.
+
+    Always the one at the lowest address, after this comes first:
+    """
+
+    ADDRESS = "address"
+    """Nothing: torch up to 2.11."""
+    BLOCK_AGE = "block age"
+    """The block that was made first: torch 2.12 (pytorch/pytorch#178362)."""
+    SEGMENT_AGE = "segment age"
+    """The block whose segment is oldest: torch from 2.13 on (pytorch/pytorch#183591)."""
 
 
 class Reservation:
@@ -43,6 +60,8 @@ class Block:
         allocated: handed out and not yet freed.
         waiting: freed, but not to be used again before other streams got far enough.
         events: how many of those streams have not.
+        order: what goes before the address among free blocks of the same size.
+        key: its place in the `FreeSet` that it is in.
         uses: other streams that use the block, noted while it is handed out.
     """
 
@@ -51,8 +70,10 @@ class Block:
         "age_base",
         "allocated",
         "events",
+        "key",
         "mapped",
         "next",
+        "order",
         "pool",
         "prev",
         "requested",
@@ -78,6 +99,8 @@ class Block:
         self.next: Block | None = None
         self.reservation: Reservation | None = None
         self.age_base = 0
+        self.order = 0
+        self.key = 0
 
     @property
     def busy(self) -> bool:
@@ -104,9 +127,9 @@ class Block:
 
 
 class FreeSet:
-    """Free blocks of one pool and stream, ordered by size and then by address.
+    """Free blocks of one pool and stream, ordered by size, order and address.
 
-    `keys` is sorted; an entry is ``size << 64 | address``. `at` finds the block.
+    `keys` is sorted; `at` finds the block of a key.
     """
 
     __slots__ = ("at", "keys")
@@ -117,31 +140,34 @@ class FreeSet:
 
     def add(self, block: Block) -> None:
         """Put a free block in its place."""
-        insort(self.keys, block.size << _SHIFT | block.address)
-        self.at[block.address] = block
+        key = block.size << SIZE_SHIFT | block.order << ORDER_SHIFT | block.address
+        while key in self.at:  # a replay that went astray can have two blocks at one address
+            key += 1
+        block.key = key
+        self.at[key] = block
+        insort(self.keys, key)
 
     def remove(self, block: Block) -> None:
-        """Take out a block; its size and address are as when it was added."""
-        keys = self.keys
-        del keys[bisect_left(keys, block.size << _SHIFT | block.address)]
-        del self.at[block.address]
+        """Take out a block."""
+        key = block.key
+        del self.at[key]
+        del self.keys[bisect_left(self.keys, key)]
 
     def find(self, size: int) -> int:
         """The index of the smallest block of at least `size` bytes; `len` if there is none."""
-        return bisect_left(self.keys, size << _SHIFT)
+        return bisect_left(self.keys, size << SIZE_SHIFT)
 
     def block(self, index: int) -> Block:
         """The block at `index` of the order."""
-        return self.at[self.keys[index] & ((1 << _SHIFT) - 1)]
+        return self.at[self.keys[index]]
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def __iter__(self) -> Iterator[Block]:
         """The blocks in order, from a copy: the set may change meanwhile."""
-        mask = (1 << _SHIFT) - 1
         at = self.at
-        return iter([at[key & mask] for key in self.keys])
+        return iter([at[key] for key in self.keys])
 
 
 class Pool:

@@ -215,7 +215,7 @@ class _Parser:
                     "For roundups, the divisions has to be power of 2 or 0 to disable roundup "
                 )
             if interval == ">":
-                table[last:] = [steps] * (POWER2_INTERVALS - last)
+                table[last + 1 :] = [steps] * (POWER2_INTERVALS - 1 - last)
             else:
                 last = _interval_index(interval)
                 if first:

@@ -50,8 +50,29 @@ def _find(heap: Heap, pool: Pool, size: int, stream: int, space: int | None) -> 
     block = Block(base, reserved, stream, pool)
     block.mapped = False
     block.reservation = Reservation(base, reserved, page)
+    block.order = heap.next_order()
     pool.add_unmapped(block)
     return block
+
+
+def limit_space(heap: Heap, pool: Pool, size: int, stream: int) -> None:
+    """Cut the address space left in `pool`, so that a request of `size` bytes needs new.
+
+    For replaying a record: how much space a reservation has is not recorded, but where
+    the next one begins is.
+    """
+    for tail in list(pool.unmapped.get(stream, ())):
+        before = tail.prev
+        held = before.size if before is not None and not before.busy else 0
+        page = heap.config.large_segment_size if tail.reservation is None else tail.reservation.page
+        room = max(0, size - held - 1) // page * page
+        if tail.next is not None or tail.size <= room:
+            continue
+        if room or before is None:
+            tail.size = max(room, page)
+        else:
+            pool.remove_unmapped(tail)
+            before.next = None
 
 
 def map_pages(heap: Heap, block: Block, size: int) -> bool:
@@ -74,6 +95,7 @@ def map_pages(heap: Heap, block: Block, size: int) -> bool:
         rest = Block(address + mapped, block.size - mapped, block.stream, pool)
         rest.mapped = False
         rest.reservation = reservation
+        rest.order = heap.part_order(block)
         rest.insert_after(block, block.next)
         block.size = mapped
         pool.add_unmapped(rest)
@@ -108,12 +130,14 @@ def unmap_range(heap: Heap, block: Block, begin: int, end: int) -> None:
     if begin > block.address:
         before = Block(block.address, begin - block.address, stream, pool)
         before.reservation = block.reservation
+        before.order = heap.part_order(block)
         before.insert_after(block.prev, block)
         heap.cache(before)
     stop = block.address + block.size
     if stop > end:
         after = Block(end, stop - end, stream, pool)
         after.reservation = block.reservation
+        after.order = heap.part_order(block)
         after.insert_after(block, block.next)
         heap.cache(after)
     heap.driver.unmap(begin, end - begin)

@@ -6,16 +6,21 @@ Source: `DeviceCachingAllocator` of pytorch/pytorch's
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 
-from ebbtide.vgpu.allocator.blocks import DEFAULT_POOL, Block, FreeSet, Pool, PoolId
+from ebbtide.vgpu.allocator.blocks import (
+    DEFAULT_POOL,
+    SIZE_SHIFT,
+    Block,
+    FreeSet,
+    Pool,
+    PoolId,
+    TieBreak,
+)
 from ebbtide.vgpu.allocator.config import AllocatorConfig
 from ebbtide.vgpu.allocator.driver import Driver
 from ebbtide.vgpu.allocator.sizes import UNLIMITED
 from ebbtide.vgpu.allocator.stats import Counters, Tally
-
-_SHIFT = 64
-_ADDRESS = (1 << _SHIFT) - 1
 
 LogEntry = tuple[str, int, int, int]
 """Action (torch's word), address, bytes, stream."""
@@ -27,23 +32,27 @@ class Heap:
     Attributes:
         pools: small and large side of every private pool.
         expandable: whether expandable segments are in use now.
-        active: blocks handed out or waiting for other streams, by address.
+        active: blocks handed out or waiting for other streams.
+        made: how many orders were given.
         log: where `segment_*` and other actions are noted, or None.
         tracks_age: whether garbage collection needs the age of cached blocks.
     """
 
-    def __init__(self, driver: Driver, config: AllocatorConfig, *, tracks_age: bool) -> None:
+    def __init__(self, driver: Driver, config: AllocatorConfig, tie_break: TieBreak) -> None:
         self.driver = driver
         self.config = config
-        self.tracks_age = tracks_age
+        self.tracks_age = False
         self.total = Tally()
         self.small = Tally()
         self.large = Tally()
         self.counters = Counters()
         self.pools: dict[PoolId, tuple[Pool, Pool]] = {}
-        self.active: dict[int, Block] = {}
+        self.active: set[Block] = set()
         self.expandable = config.expandable_segments
         self.log: list[LogEntry] | None = None
+        self._by_age = tie_break is not TieBreak.ADDRESS
+        self._by_block_age = tie_break is TieBreak.BLOCK_AGE
+        self.made = 0
         self._limited = config.max_split_size != UNLIMITED
         self.add_pool(DEFAULT_POOL)
 
@@ -58,6 +67,16 @@ class Heap:
             self.pools[pool_id] = sides
         return sides
 
+    def next_order(self) -> int:
+        """The order of new memory: the later, the higher; 0 where only addresses count."""
+        if self._by_age:
+            self.made += 1
+        return self.made
+
+    def part_order(self, whole: Block) -> int:
+        """The order of a new block that is made of a part of another."""
+        return self.next_order() if self._by_block_age else whole.order
+
     def note(self, action: str, address: int, size: int, stream: int) -> None:
         """Write an action into the log, if one is kept."""
         if self.log is not None:
@@ -71,21 +90,21 @@ class Heap:
         if free is None:
             return None
         keys = free.keys
-        index = bisect_left(keys, size << _SHIFT)
+        index = bisect_left(keys, size << SIZE_SHIFT)
         if index == len(keys):
             return None
-        address = keys[index] & _ADDRESS
-        block = free.at[address]
+        key = keys[index]
+        block = free.at[key]
         if block.reservation is not None:
             chosen = self._expandable_fit(free, index)
             if chosen is None:
                 return None
             index, block = chosen
-            address = block.address
+            key = block.key
         if self._limited and not self._fits_limit(block, size):
             return None
         del keys[index]
-        del free.at[address]
+        del free.at[key]
         return block
 
     def fits(self, pool: Pool, size: int, stream: int) -> bool:
@@ -126,6 +145,9 @@ class Heap:
         if split:
             rest = Block(block.address + size, block.size - size, block.stream, pool)
             rest.reservation = block.reservation
+            rest.order = block.order
+            if self._by_block_age:
+                block.order = self.next_order()  # in torch the part handed out is the new block
             following = block.next
             rest.prev = block
             rest.next = following
@@ -142,7 +164,7 @@ class Heap:
                 tally.change_inactive(-1, -block.size)
         block.allocated = True
         block.requested = requested
-        self.active[block.address] = block
+        self.active.add(block)
         size = block.size
         pool.tallies[0].hand_out(size, requested)
         pool.tallies[1].hand_out(size, requested)
@@ -155,13 +177,12 @@ class Heap:
         free = pool.free.get(block.stream)
         if free is None:
             free = pool.free[block.stream] = FreeSet()
-        insort(free.keys, block.size << _SHIFT | block.address)
-        free.at[block.address] = block
+        free.add(block)
         block.age_base = pool.searches
 
     def put_back(self, block: Block) -> None:
         """Cache a block that nobody uses any more, merged with its free neighbours."""
-        del self.active[block.address]
+        self.active.discard(block)
         gone = 0
         subsumed = 0
         for neighbour in (block.prev, block.next):
@@ -225,7 +246,9 @@ class Heap:
         if size >= self.config.max_split_size:
             self.counters.oversize_segments.change(1)
         self.note("segment_alloc", address, size, stream)
-        return Block(address, size, stream, pool)
+        block = Block(address, size, stream, pool)
+        block.order = self.next_order()
+        return block
 
     def release(self, block: Block) -> None:
         """Return a cached block that is a whole segment to the driver."""

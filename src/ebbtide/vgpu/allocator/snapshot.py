@@ -14,7 +14,7 @@ def memory_snapshot(allocator: CachingAllocator) -> list[dict[str, Any]]:
     An expandable segment is reported as one segment for each mapped stretch.
     The keys are those of torch 2.13, but for stack frames, which are empty.
     """
-    blocks: list[Block] = list(allocator.heap.active.values())
+    blocks: list[Block] = list(allocator.heap.active)
     for sides in allocator.heap.pools.values():
         for pool in sides:
             blocks.extend(pool.cached())
