@@ -1,0 +1,134 @@
+"""What a TARGET that is neither script nor function means, and how to run it."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ebbtide.errors import TargetError
+from ebbtide.workloads import hf_config
+from ebbtide.workloads.architecture import Architecture, Running
+from ebbtide.workloads.checkpoint import find_weights, read_checkpoint
+from ebbtide.workloads.options import WorkloadOptions
+from ebbtide.workloads.torchvision_mend import mend_torchvision
+
+LIBRARIES = ("torchvision/", "timm/")
+
+
+def find(target: str, options: WorkloadOptions) -> tuple[Architecture, WorkloadOptions]:
+    """The architecture that `target` names, and `options` as that target completes them.
+
+    Looked for in this order: a path (config.json, checkpoint folder, safetensors file);
+    ``torchvision/NAME`` and ``timm/NAME``; bundled configurations by hub id or short name;
+    a model type of Transformers; torchvision; timm; a hub id.
+
+    Args:
+        target: what the user wrote.
+        options: a checkpoint sets the dtype and quantisation that its weights have.
+
+    Raises:
+        TargetError: there is nothing of that name, or it cannot be read.
+        MissingExtraError: the library it belongs to is not installed.
+        UsageError: an option does not go with it.
+    """
+    mend_torchvision()
+    path = Path(target)
+    if path.suffix in (".json", ".safetensors") or path.is_dir():
+        return _from_path(path, target, options)
+    if target.startswith(LIBRARIES):
+        return _from_library(target), options
+    identity = hf_config.bundled_id(target)
+    if identity is not None:
+        fields = hf_config.bundled_fields(identity)
+        return _transformers(hf_config.from_fields(fields, identity), target, options), options
+    if target in _types():
+        return _transformers(hf_config.from_type(target), target, options), options
+    if "/" in target:
+        return _transformers(hf_config.from_hub(target), target, options), options
+    return _vision(target), options
+
+
+def build(
+    architecture: Architecture, options: WorkloadOptions, device: str = "cuda"
+) -> Running:
+    """The architecture on `device`, ready to be stepped.
+
+    Raises:
+        TargetError: it cannot be built.
+        UsageError: it lacks something that an option asks for.
+    """
+    from ebbtide.workloads.inference import Inference
+    from ebbtide.workloads.training import Training
+
+    kind = Inference if options.inference else Training
+    return kind(architecture, options, device)
+
+
+def _from_path(
+    path: Path, target: str, options: WorkloadOptions
+) -> tuple[Architecture, WorkloadOptions]:
+    if not path.exists():
+        raise TargetError(f"There is no file {target!r}")
+    if path.suffix == ".json":
+        config = hf_config.from_fields(hf_config.read(path), target)
+        return _transformers(config, target, options), options
+    file = path / "config.json"
+    if not find_weights(path) and file.is_file():
+        config = hf_config.from_fields(hf_config.read(file), target)
+        return _transformers(config, target, options), options
+    checkpoint = read_checkpoint(path)
+    stored = replace(
+        options,
+        dtype=checkpoint.dtype if options.dtype == "fp32" else options.dtype,
+        quantize=options.quantize or (checkpoint.quantization if options.inference else None),
+    )
+    if checkpoint.config is None:
+        from ebbtide.workloads.stored import StoredTensors
+
+        return StoredTensors(checkpoint, target), stored
+    config = hf_config.from_fields(checkpoint.config, target)
+    return _transformers(config, target, stored), stored
+
+
+def _transformers(config: Any, name: str, options: WorkloadOptions) -> Architecture:
+    from ebbtide.workloads.hf import ChunkedModel, TransformersModel
+
+    # A quantisation that a configuration states is what `quantize` carries out here.
+    if getattr(config, "quantization_config", None) is not None:
+        del config.quantization_config
+    kind = ChunkedModel if options.loss == "chunked" else TransformersModel
+    return kind(config, name)
+
+
+def _types() -> list[str]:
+    try:
+        return hf_config.model_types()
+    except TargetError:
+        return []
+
+
+def _from_library(target: str) -> Architecture:
+    from ebbtide.workloads.vision import TimmModel, TorchvisionModel
+
+    library, _, name = target.partition("/")
+    return TorchvisionModel(name) if library == "torchvision" else TimmModel(name.split(".")[0])
+
+
+def _vision(target: str) -> Architecture:
+    from ebbtide.workloads.vision import TimmModel, TorchvisionModel
+
+    for kind in (TorchvisionModel, TimmModel):
+        try:
+            return kind(target)
+        except TargetError:
+            continue
+    known = [*hf_config.bundled(), *_types()]
+    near = difflib.get_close_matches(target, known, 3, cutoff=0.5)
+    hint = f" Near: {', '.join(near)}." if near else ""
+    raise TargetError(
+        f"There is no script, file, model type, torchvision or timm model {target!r}.{hint} "
+        "Pass a config.json, a model type such as 'llama', a hub id such as "
+        "'meta-llama/Meta-Llama-3-8B', or a timm name such as 'resnet50'."
+    )

@@ -1,0 +1,130 @@
+"""Any model of Transformers, built from its configuration."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.utils import logging
+
+from ebbtide.errors import TargetError, UsageError
+from ebbtide.workloads.architecture import DTYPES
+from ebbtide.workloads.chunked import chunked_loss
+from ebbtide.workloads.hf_heads import model_class, task_of
+from ebbtide.workloads.hf_inputs import inputs_for, loss_of, request_for
+from ebbtide.workloads.hf_inputs.request import Request, parts
+from ebbtide.workloads.hf_mend import complete
+from ebbtide.workloads.options import WorkloadOptions
+
+DEFAULT_SEQ = 512
+CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING"
+
+
+class TransformersModel:
+    """An `ebbtide.workloads.architecture.Architecture` from a configuration.
+
+    Args:
+        config: of the model; what it leaves open is filled in as published ones have it.
+        name: as the user wrote it.
+
+    Raises:
+        TargetError: no class of Transformers is built from it.
+    """
+
+    default_batch = 8
+
+    def __init__(self, config: PretrainedConfig, name: str) -> None:
+        self.name = name
+        self.config = complete(config)
+        try:
+            self.cls = model_class(config)
+        except ImportError as error:
+            raise TargetError(f"{name}: {str(error).strip().splitlines()[0]}") from error
+
+    def make_model(self, options: WorkloadOptions) -> nn.Module:
+        """The model on the CPU, in ``options.dtype``."""
+        self._check(options)
+        _resize(self.config, options.image)
+        logging.set_verbosity_error()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return self.cls._from_config(self.config, dtype=DTYPES[options.dtype])
+            except (ValueError, TypeError, AttributeError, ImportError, KeyError) as error:
+                raise TargetError(f"{self.name} cannot be built: {error}") from error
+
+    def make_inputs(
+        self, options: WorkloadOptions, batch: int, device: torch.device
+    ) -> Mapping[str, Any]:
+        """Keyword arguments of one call."""
+        request = self._request(options, batch, device)
+        return inputs_for(self.cls, request, labels=not options.inference)
+
+    def outputs(self, model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+        """Call the model."""
+        return model(**inputs)
+
+    def loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        """The model's own loss; the sum of its outputs where it has none."""
+        return loss_of(model(**inputs))
+
+    def decodes(self) -> bool:
+        """Causal language models on text alone."""
+        return task_of(self.cls) == CAUSAL
+
+    def default_seq(self) -> int:
+        """512 tokens, or as many as the model has positions for."""
+        found = [
+            value
+            for part in (self.config, self.config.get_text_config())
+            for name in ("max_position_embeddings", "n_positions", "max_seq_len")
+            if isinstance(value := getattr(part, name, None), int) and value > 0
+        ]
+        # RoBERTa's kind counts positions from behind the padding token.
+        return min([DEFAULT_SEQ, *(v - 2 if v == DEFAULT_SEQ + 2 else v for v in found)])
+
+    def _request(self, options: WorkloadOptions, batch: int, device: torch.device) -> Request:
+        dtype = DTYPES[options.dtype] if options.amp is None else torch.float32
+        return request_for(
+            self.cls,
+            self.config,
+            batch=batch,
+            seq=options.seq or self.default_seq(),
+            image=options.image,
+            device=device,
+            dtype=dtype,
+        )
+
+    def _check(self, options: WorkloadOptions) -> None:
+        taken = inspect.signature(self.cls.forward).parameters
+        if options.seq is not None and not {"input_ids", "inputs_embeds"} & set(taken):
+            raise UsageError(f"seq: {self.name} reads no text")
+        if options.image is not None and not {"pixel_values", "pixel_values_videos"} & set(taken):
+            raise UsageError(f"image: {self.name} reads no images")
+        if options.loss == "chunked" and not self.decodes():
+            raise UsageError(f"loss: only a causal language model has chunked logits, not {self.name}")
+
+
+class ChunkedModel(TransformersModel):
+    """A causal language model whose logits are never held all at once."""
+
+    def loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        """Cross-entropy of the next token, some tokens at a time."""
+        return chunked_loss(model, inputs)
+
+
+def _resize(config: PretrainedConfig, image: int | None) -> None:
+    """Let position embeddings be made for the images that will come."""
+    if image is None:
+        return
+    for part in parts(config):
+        held = getattr(part, "image_size", None)
+        if isinstance(held, (list, tuple)):
+            part.image_size = type(held)([image] * len(held))
+        elif isinstance(held, int):
+            part.image_size = image

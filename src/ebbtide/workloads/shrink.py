@@ -1,0 +1,186 @@
+"""A small variant of a configuration: few layers, narrow, the same kind of model.
+
+Widths are divided by one power of two throughout, so that what must divide or equal
+something else still does; layers are cut to the shortest prefix that has every kind of
+them; special tokens move into a small vocabulary together.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from ebbtide.workloads.hf_inputs.request import parts
+
+LAYERS = re.compile(
+    r"(num_(hidden_|encoder_|decoder_|attention_|transformer_)?layers|n_layers?|layers|depth"
+    r"|(encoder|decoder|vision|text|speech|audio)_(num_)?(hidden_)?layers"
+    r"|(encoder|decoder)_depth|num_(encoder_|decoder_)?blocks|num_hidden_groups|n_blocks?)"
+)
+WIDTHS = re.compile(
+    r"(.*_)?(hidden_size|hidden_sizes|hidden_dim|hidden_dims|intermediate_size|embed_dim"
+    r"|embed_dims|embedding_size|embedding_dim|d_model|d_ff|d_kv|d_inner|ffn_dim|mlp_dim"
+    r"|head_dim|n_embd|n_inner|projection_dim|projection_size|ffn_size|feature_size"
+    r"|bottleneck_size|hidden_channels|inter_dim|rank|d_embed|d_head|decoder_dim)"
+)
+EXPERTS = re.compile(r"(n|num)_(routed_|local_|shared_)?experts|moe_num_experts")
+CHOSEN_EXPERTS = re.compile(
+    r"num_experts_per_tok(en)?|moe_k|top_k_experts|moe_topk|moe_top_k|experts_top_k"
+)
+DEPTH_LISTS = ("depths", "num_layers", "layers", "num_block_repeats")
+COEFFICIENTS = ("width_coefficient", "depth_coefficient")
+IMAGE_SIZES = ("image_size", "img_size")
+SPECIAL = ("_token_id", "_token_index", "_token_ids", "_token_idx")
+MAX_LAYERS = 8
+MAX_KINDS = 4
+VOCABULARY = 1024
+PATCHES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Cut:
+    """How one configuration is cut: layers before and after, widths, expert groups."""
+
+    before: int
+    keep: int
+    divisor: int
+    groups: int
+    image: bool
+
+
+def shrink(
+    config: PretrainedConfig, *, divisor: int = 8, layers: int = 2, data: bool = True
+) -> PretrainedConfig:
+    """A copy of `config` with about `layers` layers and widths divided by `divisor`.
+
+    Args:
+        config: left as it is.
+        divisor: a power of two; 1 keeps the widths.
+        layers: layers to keep, more where there are more kinds of them.
+        data: make images and vocabulary small too.
+    """
+    small = copy.deepcopy(config)
+    _shrink(small, divisor, layers, data)
+    if data:
+        _shrink_vocabulary(small)
+    return small
+
+
+def _shrink(config: PretrainedConfig, divisor: int, layers: int, data: bool) -> None:
+    values = dict(vars(config))
+    before = next((v for k, v in values.items() if LAYERS.fullmatch(k) and _whole(v)), 0)
+    cut = _Cut(
+        before=before,
+        keep=_layers_needed(values, before, layers),
+        divisor=divisor,
+        groups=values.get("n_group") or 1,
+        image=data,
+    )
+    for name, value in values.items():
+        if isinstance(value, PretrainedConfig):
+            _shrink(value, divisor, layers, data)
+        elif isinstance(value, dict) and name not in ("id2label", "label2id"):
+            _scale_sections(value, divisor)
+        elif _whole(value):
+            _set(config, name, _smaller_number(name, value, cut, values))
+        elif isinstance(value, (list, tuple)) and value:
+            _set(config, name, _smaller_list(name, value, cut))
+        elif isinstance(value, float) and name in COEFFICIENTS:
+            _set(config, name, min(value, 1.0))
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _layers_needed(values: dict[str, Any], before: int, layers: int) -> int:
+    """The shortest prefix that has every kind of layer named in a list of one a layer."""
+    needed = layers
+    for value in values.values():
+        if not isinstance(value, (list, tuple)) or before < 2 or len(value) != before:
+            continue
+        named = [str(v) for v in value]
+        kinds = set(named)
+        if len(kinds) <= MAX_KINDS:
+            needed = max(needed, *(named.index(kind) + 1 for kind in kinds))
+    return min(needed, max(MAX_LAYERS, layers))
+
+
+def _smaller_number(name: str, value: int, cut: _Cut, values: dict[str, Any]) -> int:
+    if LAYERS.fullmatch(name):
+        return min(value, cut.keep)
+    if EXPERTS.fullmatch(name):
+        return min(value, max(8, 2 * cut.groups))
+    if CHOSEN_EXPERTS.fullmatch(name):
+        return min(value, 2)
+    if name == "first_k_dense_replace":
+        return min(value, 1)
+    if name in IMAGE_SIZES and cut.image:
+        return _smaller_image(value, values.get("patch_size"))
+    if WIDTHS.fullmatch(name) and value >= 4 * cut.divisor and value % cut.divisor == 0:
+        return value // cut.divisor
+    return value
+
+
+def _smaller_list(name: str, value: Any, cut: _Cut) -> Any:
+    kind = type(value)
+    if len(value) == cut.before > max(cut.keep, MAX_KINDS):
+        return kind(value[: cut.keep])
+    if not all(_whole(v) for v in value):
+        return value
+    if name in DEPTH_LISTS:
+        return kind(min(v, 2) for v in value)
+    if name in IMAGE_SIZES and cut.image and len(value) == 2:
+        return kind(_smaller_image(v, None) for v in value)
+    if WIDTHS.fullmatch(name) and all(v % cut.divisor == 0 and v >= 4 * cut.divisor for v in value):
+        return kind(v // cut.divisor for v in value)
+    return value
+
+
+def _smaller_image(value: int, patch: Any) -> int:
+    """Four patches a side, or 64 pixels where images are not cut into patches."""
+    if not _whole(patch):
+        return min(value, 64) if value % 64 == 0 or value == 224 else value
+    return patch * PATCHES if patch >= 8 and value % patch == 0 and value > patch * PATCHES else value
+
+
+def _scale_sections(value: dict[str, Any], divisor: int) -> None:
+    """Rotary sections count pairs of a head's width, so they shrink with it."""
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            _scale_sections(inner, divisor)
+        elif key == "mrope_section" and all(v % divisor == 0 for v in inner):
+            value[key] = [v // divisor for v in inner]
+
+
+def _shrink_vocabulary(config: PretrainedConfig) -> None:
+    """Cut vocabularies, and give the special tokens beyond them ids at the new end."""
+    moved: dict[int, int] = {}
+
+    def place(token: Any) -> Any:
+        if isinstance(token, (list, tuple)):
+            return type(token)(place(t) for t in token)
+        if not _whole(token) or token < VOCABULARY // 2:
+            return token
+        return moved.setdefault(token, VOCABULARY - 1 - len(moved))
+
+    for part in parts(config):
+        for name, value in list(vars(part).items()):
+            if name.endswith(SPECIAL):
+                _set(part, name, place(value))
+            elif name == "vocab_size" and _whole(value):
+                _set(part, name, min(value, VOCABULARY))
+
+
+def _set(config: PretrainedConfig, name: str, value: Any) -> None:
+    if getattr(config, name, None) == value:
+        return
+    try:
+        setattr(config, name, value)
+    except (AttributeError, NotImplementedError, TypeError, ValueError):
+        # A few names are properties derived from others.
+        return
