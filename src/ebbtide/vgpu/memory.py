@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ebbtide.vgpu.allocator import AllocatorConfig, CachingAllocator
+from ebbtide.vgpu.allocator import AllocatorConfig, CachingAllocator, OutOfMemory
 from ebbtide.vgpu.storages import Storages
 from ebbtide.vgpu.tape import ALLOC, EMPTY_CACHE, FREE, RECORD_STREAM, Tape
 
@@ -24,6 +24,9 @@ class LiveMemory:
         total_bytes: what the program is told; held only if `enforce` is set.
         enforce: whether an allocation beyond it fails, as on the GPU.
         other_bytes: the CUDA context, taken off what is free.
+
+    Attributes:
+        failures: how many allocations were refused.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class LiveMemory:
         self._tape = tape
         self._storages = storages
         self._done = 0
+        self.failures = 0
         self._blocks: dict[int, Any] = {}
         self.total_bytes = total_bytes
         self.other_bytes = other_bytes
@@ -55,9 +59,15 @@ class LiveMemory:
             self._done += 1
             kind, arg = kinds[position], args[position]
             if kind == ALLOC:
-                blocks[arg] = allocator.malloc(tape.alloc_bytes[arg], tape.alloc_stream[arg])
+                try:
+                    blocks[arg] = allocator.malloc(tape.alloc_bytes[arg], tape.alloc_stream[arg])
+                except OutOfMemory:
+                    tape.void(arg)
+                    self.failures += 1
+                    raise
             elif kind == FREE:
-                allocator.free(blocks.pop(arg))
+                if arg in blocks:  # else it was refused
+                    allocator.free(blocks.pop(arg))
             elif kind == EMPTY_CACHE:
                 allocator.empty_cache()
             elif kind == RECORD_STREAM and arg in blocks:

@@ -89,6 +89,10 @@ class Tape:
         self.arg.append(row)
         return row
 
+    def void(self, row: int) -> None:
+        """The allocation of `row` was refused: it took nothing."""
+        self.alloc_bytes[row] = self.alloc_low[row] = self.alloc_high[row] = 0
+
     def free(self, row: int) -> None:
         """The memory of `row` was given back."""
         self.kind.append(FREE)

@@ -9,9 +9,9 @@ autocast:
    `PrivateUse1` device; its slot is copied to CUDA's.
 2. The CUDA hooks say that no device exists. The hooks object is given a table
    of virtual functions in which the questions (`hasCUDA`, `deviceCount`, ...)
-   are answered by callbacks and everything else is as before.
+   are answered and everything else is as before.
 
-The positions in that table are read from the headers in the installed wheel,
+The positions in the tables are read from the headers in the installed wheel,
 so they follow the version. `lock()` puts both back. On a machine where PyTorch
 sees a real GPU nothing is touched: fake `cuda` tensors work there as they are.
 """
@@ -21,7 +21,6 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,71 +34,54 @@ KNOWN_VERSIONS = ("2.13.0 (CPU build)", "2.14.1 (CUDA build)")
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _GET_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
 _CUDA_SLOT, _PRIVATEUSE1_SLOT = 1, 20  # c10::DeviceType, c10/core/DeviceType.h
-_DESTRUCTORS = 2  # the Itanium C++ ABI lays out two destructor entries first
 _PREFIX = 2  # offset-to-top and type information lie before the table
 
-_This = ctypes.c_void_p
-_BOOL = ctypes.CFUNCTYPE(ctypes.c_bool, _This)
-_BOOL_INDEX = ctypes.CFUNCTYPE(ctypes.c_bool, _This, ctypes.c_int8)
-_BOOL_POINTER = ctypes.CFUNCTYPE(ctypes.c_bool, _This, ctypes.c_void_p)
-_INDEX = ctypes.CFUNCTYPE(ctypes.c_int8, _This)
-_INDEX_INDEX = ctypes.CFUNCTYPE(ctypes.c_int8, _This, ctypes.c_int8)
-_INT = ctypes.CFUNCTYPE(ctypes.c_int, _This)
-_LONG = ctypes.CFUNCTYPE(ctypes.c_long, _This)
-_DOUBLE = ctypes.CFUNCTYPE(ctypes.c_double, _This)
-_NOTHING = ctypes.CFUNCTYPE(None, _This)
-_NOTHING_INDEX = ctypes.CFUNCTYPE(None, _This, ctypes.c_int8)
-
-
-def _yes(*_: Any) -> bool:
-    return True
-
-
-def _no(*_: Any) -> bool:
-    return False
-
-
-def _zero(*_: Any) -> int:
-    return 0
-
-
-def _one(*_: Any) -> int:
-    return 1
-
-
-def _nothing(*_: Any) -> None:
-    return None
-
-
-# name of the virtual function -> callback. One device, the first. cuDNN answers
-# as present so that PyTorch's own composite code picks the CUDA path.
-_ANSWERS: dict[str, tuple[Any, Callable[..., Any]]] = {
-    "hasCUDA": (_BOOL, _yes),
-    "isAvailable": (_BOOL, _yes),
-    "isBuilt": (_BOOL, _yes),
-    "hasCuDNN": (_BOOL, _yes),
-    "compiledWithCuDNN": (_BOOL, _yes),
-    "supportsDilatedConvolutionWithCuDNN": (_BOOL, _yes),
-    "supportsDepthwiseConvolutionWithCuDNN": (_BOOL, _yes),
-    "supportsBFloat16ConvolutionWithCuDNNv8": (_BOOL, _yes),
-    "supportsBFloat16RNNWithCuDNN": (_BOOL, _yes),
-    "hasPrimaryContext": (_BOOL_INDEX, _yes),
-    "isPinnedPtr": (_BOOL_POINTER, _no),
-    "deviceCount": (_INDEX, _one),
-    "getNumGPUs": (_INT, _one),
-    "getCurrentDevice": (_INDEX, _zero),
-    "current_device": (_INDEX, _zero),
-    "exchangeDevice": (_INDEX_INDEX, _zero),
-    "maybeExchangeDevice": (_INDEX_INDEX, _zero),
-    "setCurrentDevice": (_NOTHING_INDEX, _nothing),
-    "deviceSynchronize": (_NOTHING_INDEX, _nothing),
-    "init": (_NOTHING, _nothing),
-    # cuDNN 9.10, which torch 2.8 and newer ship (RELEASE.md of pytorch/pytorch).
-    "versionCuDNN": (_LONG, lambda _: 91002),
-    "versionRuntimeCuDNN": (_LONG, lambda _: 91002),
-    "batchnormMinEpsilonCuDNN": (_DOUBLE, lambda _: 1e-5),
+# What the functions in the tables answer. Nearly all are asked while an exception is
+# on its way through PyTorch, from destructors that must not throw, so no Python may
+# run there: the answers are native functions that exist already. `Py_IsInitialized`
+# is 1 as long as there is an interpreter; `hasROCM` is false in every CUDA or CPU build.
+_YES = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value
+_ANSWERED_YES = (
+    "hasCUDA",
+    "isAvailable",
+    "isBuilt",
+    "hasPrimaryContext",
+    "deviceCount",
+    "getNumGPUs",
+    # cuDNN answers as present so that PyTorch's own composite code picks the CUDA path.
+    "hasCuDNN",
+    "compiledWithCuDNN",
+    "supportsDilatedConvolutionWithCuDNN",
+    "supportsDepthwiseConvolutionWithCuDNN",
+    "supportsBFloat16ConvolutionWithCuDNNv8",
+    "supportsBFloat16RNNWithCuDNN",
+)
+_ANSWERED_ZERO = (
+    "isPinnedPtr",
+    "getCurrentDevice",
+    "current_device",
+    "exchangeDevice",
+    "maybeExchangeDevice",
+    "setCurrentDevice",
+    "deviceSynchronize",
+    "init",
+)
+_ZERO_NAME = "hasROCM"
+# As a `DeviceType`, 1 is CUDA; as a `Device`, two bytes, it is the first CUDA device; as
+# a `Stream` it is one of that device, and of a stream guard's exchange nobody looks at
+# more than that. Python's own guard would run Python even when an exception unwinds.
+_GUARD_ANSWERED_CUDA = ("type", "getDevice", "exchangeDevice", "exchangeStream")
+# These have an answer of their own; they are asked seldom and outside destructors.
+_LONG = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p)
+_DOUBLE = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_void_p)
+# cuDNN 9.10, which torch 2.8 and newer ship (RELEASE.md of pytorch/pytorch).
+_CUDNN_VERSION = 91002
+_CALLBACKS = {
+    "versionCuDNN": _LONG(lambda _: _CUDNN_VERSION),
+    "versionRuntimeCuDNN": _LONG(lambda _: _CUDNN_VERSION),
+    "batchnormMinEpsilonCuDNN": _DOUBLE(lambda _: 1e-5),
 }
-_REQUIRED = ("hasCUDA", "isAvailable", "hasPrimaryContext", "deviceCount", "getCurrentDevice")
+_Word = ctypes.c_void_p
 
 
 class _Guard(torch._C._acc.DeviceGuard):
@@ -109,15 +91,48 @@ class _Guard(torch._C._acc.DeviceGuard):
         return torch._C._autograd.DeviceType.CUDA
 
 
+class _Table:
+    """A table of virtual functions with some entries replaced.
+
+    Args:
+        owner: address of the object whose table it is.
+        length: entries, without the two words before them.
+    """
+
+    def __init__(self, owner: int, length: int) -> None:
+        self._pointer = _Word.from_address(owner)
+        if not self._pointer.value:
+            raise _unsupported("an object has no table of functions")
+        self._old = self._pointer.value
+        size = ctypes.sizeof(_Word)
+        old = (_Word * (length + _PREFIX)).from_address(self._old - _PREFIX * size)
+        self._new = (_Word * (length + _PREFIX))(*old)
+        self._address = ctypes.addressof(self._new) + _PREFIX * size
+
+    def __getitem__(self, entry: int) -> int | None:
+        return self._new[_PREFIX + entry]
+
+    def __setitem__(self, entry: int, function: int | None) -> None:
+        self._new[_PREFIX + entry] = function
+
+    def use(self) -> None:
+        """Make the object answer by this table."""
+        self._pointer.value = self._address
+
+    def put_back(self) -> None:
+        """Make it answer by its own again."""
+        self._pointer.value = self._old
+
+
 class _State:
     """What must stay alive while the locks are open, and how to close them."""
 
     guard: _Guard | None = None
-    table: Any = None
-    callbacks: list[Any] = []  # noqa: RUF012 - one process, one state
-    hooks_address: int = 0
-    old_table: int = 0
+    guard_address: int | None = None
+    guard_table: _Table | None = None
+    hooks_table: _Table | None = None
     old_guard: int | None = None
+    opened = False
 
 
 def needed() -> bool:
@@ -130,31 +145,54 @@ def _has_cuda_build() -> bool:
 
 
 def virtual_functions(headers: Path) -> list[str]:
-    """Names of the hooks' virtual functions in the order of their table.
+    """Names of the CUDA hooks' virtual functions in the order of their table.
 
     Args:
-        headers: the folder `include/ATen/detail` of a torch wheel.
+        headers: the folder `include` of a torch wheel.
 
     Raises:
         VirtualGpuError: the headers are missing or look unlike any known version.
     """
-    try:
-        base = (headers / "AcceleratorHooksInterface.h").read_text()
-        derived = (headers / "CUDAHooksInterface.h").read_text()
-    except OSError as error:
-        raise _unsupported(f"its headers cannot be read ({error})") from error
+    base = _read(headers / "ATen" / "detail" / "AcceleratorHooksInterface.h")
+    derived = _read(headers / "ATen" / "detail" / "CUDAHooksInterface.h")
     start = derived.find("struct TORCH_API CUDAHooksInterface")
     if start < 0:
         raise _unsupported("CUDAHooksInterface.h has no such structure")
-    names: list[str] = []
-    for text in (base, derived[start:]):
-        text = re.sub(r"#ifdef USE_ROCM.*?#endif", "", text, flags=re.S)
-        text = re.sub(r"//.*|virtual\s+~", "", text)
-        names += re.findall(r"^\s*virtual\s+[^;{}]*?(\w+)\s*\(", text, re.M)
-    missing = [name for name in _REQUIRED if name not in names]
+    # The Itanium C++ ABI lays out two destructor entries where the destructor stands.
+    names = ["~", "~", *_virtual_names(base), *_virtual_names(derived[start:])]
+    needed_names = {*_ANSWERED_YES[:5], "getCurrentDevice", _ZERO_NAME}
+    missing = sorted(needed_names.difference(names))
     if missing:
         raise _unsupported(f"its CUDA hooks have no {', '.join(missing)}")
     return names
+
+
+def guard_functions(headers: Path) -> list[str]:
+    """Names of a device guard's virtual functions in the order of their table.
+
+    Raises:
+        VirtualGpuError: as `virtual_functions`.
+    """
+    text = _read(headers / "c10" / "core" / "impl" / "DeviceGuardImplInterface.h")
+    start = text.find("DeviceGuardImplInterface {")
+    end = text.find("\n};", start)
+    names = _virtual_names(text[start:end])
+    if start < 0 or not names or names[0] != "type":
+        raise _unsupported("DeviceGuardImplInterface.h looks unlike any known one")
+    return [*names, "~", "~"]
+
+
+def _virtual_names(text: str) -> list[str]:
+    text = re.sub(r"#ifdef USE_ROCM.*?#endif", "", text, flags=re.S)
+    text = re.sub(r"//.*|virtual\s+~|/\*.*?\*/", "", text)
+    return re.findall(r"^\s*virtual\s+[^;{}]*?(\w+)\s*\(", text, re.M)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise _unsupported(f"its headers cannot be read ({error})") from error
 
 
 def _unsupported(reason: str) -> VirtualGpuError:
@@ -171,56 +209,64 @@ def unlock() -> None:
     Raises:
         VirtualGpuError: this torch is not one whose internals are known.
     """
-    if _State.table is not None or not needed():
+    if _State.opened or not needed():
         return
-    library = Path(torch.__file__).parent / "lib"
+    root = Path(torch.__file__).parent
     try:
-        c10 = ctypes.CDLL(str(library / "libc10.so"))
-        torch_cpu = ctypes.CDLL(str(library / "libtorch_cpu.so"))
-        registry = (ctypes.c_void_p * (_PRIVATEUSE1_SLOT + 1)).in_dll(c10, _REGISTRY)
+        torch_cpu = ctypes.CDLL(str(root / "lib" / "libtorch_cpu.so"))
         get_hooks = torch_cpu[_GET_HOOKS]
+        registry = _registry()
     except (OSError, ValueError, AttributeError) as error:
         raise _unsupported(f"a symbol is missing ({error})") from error
-    names = virtual_functions(Path(torch.__file__).parent / "include" / "ATen" / "detail")
+    hooks = virtual_functions(root / "include")
+    guard = guard_functions(root / "include")
     get_hooks.restype, get_hooks.argtypes = ctypes.c_void_p, []
-    _open_guard(registry)
-    _open_hooks(get_hooks(), names)
+    _open_guard(registry, guard)
+    _open_hooks(get_hooks(), hooks)
+    _State.opened = True
 
 
-def _open_guard(registry: Any) -> None:
+def _registry() -> Any:
+    c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    return (_Word * (_PRIVATEUSE1_SLOT + 1)).in_dll(c10, _REGISTRY)
+
+
+def _open_guard(registry: Any, names: list[str]) -> None:
     _State.old_guard = registry[_CUDA_SLOT]
     if _State.guard is None:
         _State.guard = _Guard()
         torch._C._acc.register_python_privateuseone_device_guard(_State.guard)
-        _State.callbacks.append(registry[_PRIVATEUSE1_SLOT])
-    registry[_CUDA_SLOT] = _State.callbacks[0]
+        _State.guard_address = registry[_PRIVATEUSE1_SLOT]
+        if _State.guard_address is None:
+            raise _unsupported("it registers no device guard")
+        table = _Table(_State.guard_address, len(names))
+        for name in _GUARD_ANSWERED_CUDA:
+            table[names.index(name)] = _YES
+        table.use()
+        _State.guard_table = table
+    registry[_CUDA_SLOT] = _State.guard_address
 
 
-def _open_hooks(hooks_address: int, names: list[str]) -> None:
-    length = _PREFIX + _DESTRUCTORS + len(names)
-    pointer = ctypes.c_void_p.from_address(hooks_address)
-    if pointer.value is None:
-        raise _unsupported("its CUDA hooks have no table of functions")
-    word = ctypes.sizeof(ctypes.c_void_p)
-    old = (ctypes.c_void_p * length).from_address(pointer.value - _PREFIX * word)
-    table = (ctypes.c_void_p * length)(*old)
-    for name, (prototype, answer) in _ANSWERS.items():
+def _open_hooks(address: int, names: list[str]) -> None:
+    table = _Table(address, len(names))
+    zero = table[names.index(_ZERO_NAME)]
+    answers = dict.fromkeys(_ANSWERED_YES, _YES) | dict.fromkeys(_ANSWERED_ZERO, zero)
+    for name, callback in _CALLBACKS.items():
+        answers[name] = ctypes.cast(callback, _Word).value
+    for name, function in answers.items():
         if name in names:
-            callback = prototype(answer)
-            _State.callbacks.append(callback)
-            entry = _PREFIX + _DESTRUCTORS + names.index(name)
-            table[entry] = ctypes.cast(callback, ctypes.c_void_p).value
-    _State.table, _State.hooks_address, _State.old_table = table, hooks_address, pointer.value
-    pointer.value = ctypes.addressof(table) + _PREFIX * word
+            table[names.index(name)] = function
+    table.use()
+    _State.hooks_table = table
 
 
 def lock() -> None:
-    """Close both locks: this process sees no CUDA device again."""
-    if _State.table is None:
+    """Close both locks: this process sees no CUDA device again.
+
+    Fake `cuda` tensors that are still alive must not be used after this.
+    """
+    if not _State.opened or _State.hooks_table is None:
         return
-    ctypes.c_void_p.from_address(_State.hooks_address).value = _State.old_table
-    c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    registry = (ctypes.c_void_p * (_PRIVATEUSE1_SLOT + 1)).in_dll(c10, _REGISTRY)
-    registry[_CUDA_SLOT] = _State.old_guard
-    # The callbacks stay alive: an autograd thread may still be inside one.
-    _State.table = None
+    _State.hooks_table.put_back()
+    _registry()[_CUDA_SLOT] = _State.old_guard
+    _State.opened = False

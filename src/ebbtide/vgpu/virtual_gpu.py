@@ -24,14 +24,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from ebbtide.errors import VirtualGpuError
 from ebbtide.gpus import Gpu, context_bytes, find
 from ebbtide.vgpu import unlock
-from ebbtide.vgpu.allocator import AllocatorConfig
+from ebbtide.vgpu.allocator import AllocatorConfig, OutOfMemory
 from ebbtide.vgpu.clock import VirtualClock
 from ebbtide.vgpu.kernel import KernelModel
 from ebbtide.vgpu.kernels.context import KernelContext
 from ebbtide.vgpu.memory import LiveMemory
 from ebbtide.vgpu.mode import VirtualMode
-from ebbtide.vgpu.ops import handler_for
-from ebbtide.vgpu.ops.attention import register
+from ebbtide.vgpu.ops import handler_for, register
 from ebbtide.vgpu.patches import PatchSet
 from ebbtide.vgpu.tape import Tape
 
@@ -155,8 +154,6 @@ class VirtualGpu:
         return fake
 
     def _hold_limit(self) -> None:
-        from ebbtide.vgpu.allocator import OutOfMemory
-
         try:
             self.memory.catch_up()
         except OutOfMemory as error:
@@ -182,7 +179,7 @@ class VirtualGpu:
             # It logs each error that an operation raises; the program sees the error itself.
             stack.callback(setattr, _FAKE_LOG, "disabled", _FAKE_LOG.disabled)
             _FAKE_LOG.disabled = True
-            stack.callback(register(lambda: self.kernels.context)._destroy)
+            stack.callback(register(self.mode)._destroy)
             patches = stack.enter_context(PatchSet())
             for name in _API:
                 importlib.import_module(f"ebbtide.vgpu.api.{name}").install(self, patches)

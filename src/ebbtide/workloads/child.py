@@ -79,7 +79,8 @@ def main() -> int:
 
 def _scripts(request: Request, answers: Answers) -> None:
     answers.send("phase", text="importing")
-    importlib.import_module("ebbtide.workloads.script")
+    from ebbtide.workloads.script import OutOfVirtualMemoryError
+
     for name in heavy_imports(Path(request.target)):
         try:
             importlib.import_module(name)
@@ -89,7 +90,12 @@ def _scripts(request: Request, answers: Answers) -> None:
 
     def trace(gpu: str, batch: int | None, own: int | None, path: Path) -> None:
         change = (own, batch) if own and batch and not by_argument else None
-        _forked(lambda: _script(request, gpu, batch, change, path))
+        try:
+            # Within the GPU's memory first: a script may catch the error and do with less.
+            _forked(lambda: _script(request, gpu, batch, change, path, enforce=True))
+        except OutOfVirtualMemoryError:
+            answers.send("phase", text="tracing without limit", gpu=gpu, batch=batch)
+            _forked(lambda: _script(request, gpu, batch, change, path, enforce=False))
 
     _trace_all(request, answers, trace)
 
@@ -133,13 +139,14 @@ def _script(
     batch: int | None,
     change: tuple[int, int] | None,
     path: Path,
+    enforce: bool,
 ) -> None:
     from ebbtide.trace.file import save_trace
     from ebbtide.vgpu.virtual_gpu import VirtualGpu
     from ebbtide.workloads.script import run_script
 
     args = [arg.replace(PLACEHOLDER, str(batch)) if batch else arg for arg in request.args]
-    virtual = VirtualGpu(gpu, torch_version=request.torch_version)
+    virtual = VirtualGpu(gpu, torch_version=request.torch_version, enforce=enforce)
     trace = run_script(
         request.target, args, virtual, seconds=request.seconds, loader_batch=change
     )
@@ -155,6 +162,7 @@ def _forked(work: Callable[[], None]) -> None:
     if child == 0:
         os.close(reading)
         code = _work(work, writing)
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     os.close(writing)
@@ -165,7 +173,10 @@ def _forked(work: Callable[[], None]) -> None:
         from ebbtide import errors
 
         failure = json.loads(text)
-        kind = getattr(errors, failure["kind"], errors.ScriptError)
+        from ebbtide.workloads.script import OutOfVirtualMemoryError
+
+        known = {"OutOfVirtualMemoryError": OutOfVirtualMemoryError, **vars(errors)}
+        kind = known.get(failure["kind"], errors.ScriptError)
         raise kind(failure["text"])
     if status != 0:
         from ebbtide.errors import ScriptError

@@ -37,6 +37,14 @@ class Traced:
     seconds: dict[str, list[float]] = field(default_factory=dict)
     no_curve: dict[str, str] = field(default_factory=dict)
 
+    def joined(self, other: Traced) -> Traced:
+        """Both together, of different GPUs."""
+        return Traced(
+            traces={**self.traces, **other.traces},
+            seconds={**self.seconds, **other.seconds},
+            no_curve={**self.no_curve, **other.no_curve},
+        )
+
 
 def run_request(request: Request, progress: Progress | None = None) -> Traced:
     """Run `request` in a process of its own.

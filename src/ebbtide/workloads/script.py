@@ -22,7 +22,7 @@ from ebbtide.workloads.torchvision_mend import mend_torchvision
 _OWN = str(Path(__file__).parents[1]) + os.sep
 
 
-class OutOfVirtualMemory(ScriptError):
+class OutOfVirtualMemoryError(ScriptError):
     """The script ended because the virtual GPU's memory did."""
 
 
@@ -46,7 +46,7 @@ def run_script(
         loader_batch: (from, to): data loaders of the first batch size get the second.
 
     Raises:
-        OutOfVirtualMemory: the script did not catch `torch.OutOfMemoryError`.
+        OutOfVirtualMemoryError: the script did not catch `torch.OutOfMemoryError`.
         ScriptError: it failed in another way (its traceback is on stderr), or it
             sent nothing to `cuda`.
     """
@@ -61,12 +61,18 @@ def run_script(
         loaders = LoaderBatches(loader_batch)
         with stopper.watching(), loaders.watching():
             _run(path, name)
+        if gpu.memory.failures:
+            gpu.guess(
+                "out-of-memory",
+                f"{name} ran out of the {gpu.spec.name}'s memory, caught the error and went on",
+            )
         if stopper.timed_out:
             gpu.guess("time", f"{name} was stopped after {seconds:.0f} s; later phases are missing")
     trace = recorder.trace(
         target=path,
         args=list(args),
         batch=loader_batch[1] if loader_batch else loaders.batch,
+        caught_out_of_memory=gpu.memory.failures,
         steps=recorder.steps,
         forwards=recorder.forwards,
     )
@@ -89,7 +95,7 @@ def _run(path: str, name: str) -> None:
                 f"{name} ended itself with {end.code!r}; what it printed is above."
             ) from end
     except torch.OutOfMemoryError as error:
-        raise OutOfVirtualMemory(str(error)) from error
+        raise OutOfVirtualMemoryError(str(error)) from error
     except BaseException as error:
         _print_own_traceback(error)
         raise ScriptError(
