@@ -21,6 +21,7 @@ _empty = torch.ops.aten.empty.memory_format
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset
 _make_subclass = torch.Tensor._make_subclass
 _throw_on_data_ptr = torch._C._set_throw_on_mutable_data_ptr
+_in_inference_mode = torch.is_inference_mode_enabled
 
 
 class Output:
@@ -131,15 +132,22 @@ class FakeMaker:
             element = _empty((0,), dtype=output.dtype, device=_META)
             storage = tensors[output.alias].untyped_storage()
             _set_storage(element, storage, output.offset, output.shape, output.stride)
+            if _in_inference_mode() and not tensors[output.alias].is_inference():
+                # A view of a normal tensor is a normal one in inference mode too.
+                with torch.inference_mode(False):
+                    return self._wrap(element, output.device)
+        return self._wrap(element, output.device)
+
+    def _wrap(self, element: torch.Tensor, device: torch.device) -> torch.Tensor:
         made: torch.Tensor = _make_subclass(
             FakeTensor,
             element,
             False,
             dispatch_device=True,
-            device_for_backend_keys=output.device,
+            device_for_backend_keys=device,
         )
         _throw_on_data_ptr(made)
-        made.__dict__.update(self._template(output.device))
+        made.__dict__.update(self._template(device))
         return made
 
 

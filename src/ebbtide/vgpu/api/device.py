@@ -308,5 +308,7 @@ def install(vgpu: Surface, patches: PatchSet) -> None:
     if torch.version.cuda is None:
         new = vgpu.spec.compute_capability >= (7, 5)
         patches.set(torch.version, "cuda", "13.0" if new else "12.6")
-    patches.set(torch.backends.cudnn, "version", lambda: _CUDNN_VERSION)
-    patches.set(torch.backends.cudnn, "_init", lambda: True)
+    # The module behind the one that Python sees: its own functions ask it.
+    cudnn = torch.backends.cudnn.m
+    patches.set(cudnn, "version", lambda: _CUDNN_VERSION)
+    patches.set(cudnn, "_init", lambda: True)

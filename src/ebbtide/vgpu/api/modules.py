@@ -14,11 +14,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import Parameter, UninitializedTensorMixin
 
-from ebbtide.vgpu.api.surface import CUDA, Surface, active
+from ebbtide.vgpu.api.surface import CUDA, Surface, active, faked
 from ebbtide.vgpu.api.tensors import adopt
 from ebbtide.vgpu.patches import PatchSet
-
-_CPU = torch.device("cpu")
 
 
 def _new_parameter(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,7 +25,7 @@ def _new_parameter(vgpu: Surface, original: Callable[..., Any]) -> Callable[...,
             if data is None:
                 data = torch.empty(0)
             if type(data) in (torch.Tensor, Parameter) and data.device.type == "cpu":
-                data = vgpu.make_fake(data.detach(), _CPU)
+                data = faked(vgpu, data)
         return original(cls, data, requires_grad)
 
     return __new__
@@ -62,9 +60,14 @@ def _apply(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., Any]:
                 child._apply(fn)
         if not all(_is_plain(parameter) for parameter in self._parameters.values()):
             return original(self, fn, False)  # wrapper subclasses: PyTorch knows how
-        for parameter in self._parameters.values():
-            if parameter is not None:
-                _move(parameter, fn)
+        mode, before = vgpu.mode, vgpu.mode.keep_host_copies_fake
+        mode.keep_host_copies_fake = True  # `model.cpu()`: parameters stay fake there too
+        try:
+            for parameter in self._parameters.values():
+                if parameter is not None:
+                    _move(parameter, fn)
+        finally:
+            mode.keep_host_copies_fake = before
         for name, buffer in self._buffers.items():
             if buffer is not None:
                 self._buffers[name] = fn(buffer)
@@ -83,7 +86,7 @@ def _materialize(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., A
         target = torch.device(device) if device is not None else self.data.device
         value = torch.empty(shape, device=target, dtype=dtype or self.data.dtype)
         if not isinstance(value, FakeTensor):
-            value = vgpu.make_fake(value, value.device)
+            value = faked(vgpu, value)
         self.__class__ = self.cls_to_become
         if isinstance(self, Parameter) or value.fake_device.type == "cuda":
             adopt(self, value)
@@ -100,8 +103,7 @@ def copy_to_fake(vgpu: Surface, module: torch.nn.Module) -> torch.nn.Module:
     """
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
-        fake = vgpu.make_fake(parameter.detach(), _CPU)
-        made = Parameter(fake, parameter.requires_grad)
+        made = Parameter(faked(vgpu, parameter), parameter.requires_grad)
         memo[id(parameter)] = made.to(CUDA) if parameter.is_cuda else made
     made_module: torch.nn.Module = copy.deepcopy(module, memo)
     return made_module

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ebbtide.vgpu.api.surface import Surface
+from ebbtide.vgpu.api.surface import Surface, empty_fake
 from ebbtide.vgpu.patches import PatchSet
 
 _KEY = "ebbtide_shapes_only"
@@ -87,8 +87,7 @@ class ShapesOnlyFile:
     def get_tensor(self, name: str) -> torch.Tensor:
         """A fake tensor."""
         dtype, shape = self._shapes[name]
-        empty = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
-        return self._vgpu.make_fake(empty, torch.device(self._device))
+        return empty_fake(self._vgpu, tuple(shape), _DTYPES[dtype], torch.device(self._device))
 
     def get_slice(self, name: str) -> ShapesOnlySlice:
         """A fake tensor of which a part is taken later."""

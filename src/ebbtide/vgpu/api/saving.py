@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ebbtide.errors import VirtualGpuError
-from ebbtide.vgpu.api.surface import Surface
+from ebbtide.vgpu.api.surface import Surface, empty_fake
 from ebbtide.vgpu.patches import PatchSet
 
 
@@ -51,9 +51,7 @@ def shapes_only_tensor(
         )
     target = mapped(device, Session.map_location)
     with torch.no_grad():
-        made = Session.vgpu.make_fake(
-            torch.empty_strided(shape, stride, dtype=dtype, device="meta"), target
-        )
+        made = empty_fake(Session.vgpu, shape, dtype, target, stride)
     if is_parameter:
         return torch.nn.Parameter(made, requires_grad)
     return made.requires_grad_(requires_grad)

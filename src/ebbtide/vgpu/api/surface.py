@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Protocol
 
 import torch
@@ -9,6 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 CUDA = torch.device("cuda", 0)
+# FakeTensorMode is not made for several threads at once: whoever uses it holds this.
+LOCK = threading.RLock()
 
 
 class Spec(Protocol):
@@ -78,3 +81,25 @@ def active(vgpu: Surface) -> bool:
     False in data loader workers and wherever the mode has been left on purpose.
     """
     return any(mode is vgpu.mode for mode in _get_current_dispatch_mode_stack())
+
+
+def faked(vgpu: Surface, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake tensor on the device of the real `tensor`, of which it shares nothing."""
+    with LOCK:
+        return vgpu.make_fake(tensor.detach(), tensor.device)
+
+
+def empty_fake(
+    vgpu: Surface,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    stride: tuple[int, ...] | None = None,
+) -> torch.Tensor:
+    """A fake tensor without values; on `cuda` it takes memory of the virtual GPU."""
+    make = torch.empty if stride is None else torch.empty_strided
+    layout = (shape,) if stride is None else (shape, stride)
+    if device.type == "cuda":
+        return make(*layout, dtype=dtype, device=device)
+    with LOCK, vgpu.fake_mode:
+        return make(*layout, dtype=dtype, device=device)

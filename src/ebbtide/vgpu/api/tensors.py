@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ebbtide.vgpu.api.surface import CUDA, Surface, active
+from ebbtide.vgpu.api.surface import CUDA, Surface, active, faked
 from ebbtide.vgpu.patches import PatchSet
 
 _MOST_PRINTED = 1000  # elements; PyTorch itself summarises beyond
@@ -169,7 +169,7 @@ def _fake_data(vgpu: Surface) -> property:
 
     def replace(self: FakeTensor, value: torch.Tensor) -> None:
         if not isinstance(value, FakeTensor):
-            value = vgpu.make_fake(value, value.device)
+            value = faked(vgpu, value)
         _DATA.__set__(self, value)
         self._fake_device = value._fake_device
         shadows = vgpu.mode.shadows
@@ -200,7 +200,7 @@ class Pinned:
     def __init__(self) -> None:
         self._storages: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def pin(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy in pinned memory, or the tensor itself if it is there already."""
         if tensor.device.type == "cuda":
             raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
@@ -211,7 +211,7 @@ class Pinned:
         self._storages.add(copied.untyped_storage())
         return copied
 
-    def holds(self, tensor: torch.Tensor, device: Any = None) -> bool:
+    def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's storage is pinned."""
         if isinstance(tensor, FakeTensor):
             return False
@@ -308,7 +308,7 @@ def install(vgpu: Surface, patches: PatchSet) -> None:
     patches.set(torch.Tensor, "pin_memory", lambda self, device=None: (
         pinned.pin(self) if active(vgpu) else self
     ))  # fmt: skip
-    patches.set(torch.Tensor, "is_pinned", pinned.holds)
+    patches.set(torch.Tensor, "is_pinned", lambda self, device=None: pinned.holds(self))
     for name, dtype in _TYPES.items():
         kind = _CudaType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
         patches.set(torch.cuda, name, kind)

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ebbtide.errors import VirtualGpuError
-from ebbtide.vgpu.api.surface import Surface, active
+from ebbtide.vgpu.api.surface import LOCK, Surface, active
 from ebbtide.vgpu.patches import PatchSet
 
 
@@ -29,10 +29,30 @@ def joined(vgpu: Surface) -> Iterator[None]:
         yield
 
 
-def _start(vgpu: Surface, original: Callable[..., None]) -> Callable[..., None]:
+def _one_at_a_time(vgpu: Surface, patches: PatchSet) -> None:
+    """From now on operations of several threads wait for each other."""
+    kind = type(vgpu.mode)
+    dispatch = kind.__torch_dispatch__
+
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        with LOCK:
+            return dispatch(*args, **kwargs)
+
+    patches.set(kind, "__torch_dispatch__", locked)
+
+
+def _start(
+    vgpu: Surface, patches: PatchSet, original: Callable[..., None]
+) -> Callable[..., None]:
+    alone = True
+
     @functools.wraps(original)
     def start(self: threading.Thread) -> None:
+        nonlocal alone
         if active(vgpu):
+            if alone:  # most programs never start a thread, and a lock for each operation costs
+                alone = False
+                _one_at_a_time(vgpu, patches)
             run = self.run
 
             def run_joined() -> None:
@@ -73,14 +93,13 @@ def _spawn(vgpu: Surface, name: str) -> Callable[..., Any]:
 
 def install(vgpu: Surface, patches: PatchSet) -> None:
     """Let new threads join, and keep spawned processes here."""
-    patches.wrap(threading.Thread, "start", lambda original: _start(vgpu, original))
-    spawning = torch.multiprocessing.spawn
-    module = spawning if not callable(spawning) else None
-    names = {"spawn", "start_processes"}
-    pairs = [
-        (getattr(torch.multiprocessing, name), _spawn(vgpu, name))
-        for name in sorted(names)
-        if callable(getattr(torch.multiprocessing, name, None))
-    ]
-    del module
-    patches.everywhere(pairs)
+    patches.wrap(threading.Thread, "start", lambda original: _start(vgpu, patches, original))
+    names = ("spawn", "start_processes")
+    functions = [getattr(torch.multiprocessing, name, None) for name in names]
+    patches.everywhere(
+        [
+            (function, _spawn(vgpu, name))
+            for name, function in zip(names, functions, strict=True)
+            if callable(function)
+        ]
+    )
