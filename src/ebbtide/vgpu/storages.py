@@ -8,7 +8,8 @@ told of the death at the very moment at which CUDA memory would be freed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ class Storages:
         self.after_alloc = after_alloc
         self.live_bytes = self.peak_bytes = 0
         self._live: dict[int, _StorageRef] = {}
+        self._heirloom: _StorageRef | None = None
 
     def add(self, tensor: torch.Tensor) -> None:
         """Note the storage of `tensor` if it is new or has been resized."""
@@ -55,9 +57,30 @@ class Storages:
         storage = tensor.untyped_storage()
         self._insert(storage, storage._cdata, nbytes)
 
+    @contextmanager
+    def handed_over(self, tensor: torch.Tensor) -> Iterator[None]:
+        """The next fresh storage of the same size takes over the memory of `tensor`.
+
+        `tensor` must not be used afterwards.
+        """
+        known = self._live.pop(tensor.untyped_storage()._cdata, None)
+        self._heirloom = known
+        try:
+            yield
+        finally:
+            if self._heirloom is not None:
+                self._live[self._heirloom.key] = self._heirloom
+                self._heirloom = None
+
     def _insert(self, storage: Any, key: int, nbytes: int) -> None:
         reference = _StorageRef(storage, self._drop)
         reference.key, reference.bytes = key, nbytes
+        heirloom = self._heirloom
+        if heirloom is not None and heirloom.bytes == nbytes:
+            self._heirloom = None
+            reference.row = heirloom.row
+            self._live[key] = reference
+            return
         reference.row = self.tape.alloc(nbytes, nbytes, nbytes, UNKNOWN)
         self._live[key] = reference
         self.live_bytes += nbytes
