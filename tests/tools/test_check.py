@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -46,3 +47,11 @@ def test_an_unknown_name_is_wrong_usage(
 def test_ci_runs_what_developers_run() -> None:
     ran = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "timed make test" in ran and "timed make check" in ran
+
+
+@pytest.mark.parametrize(
+    "script",
+    re.findall(r"\b(?:bench|tools|examples)/\w+\.\w+", (ROOT / "Makefile").read_text()),
+)
+def test_what_the_makefile_runs_exists(script: str) -> None:
+    assert (ROOT / script).is_file()
