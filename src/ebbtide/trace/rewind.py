@@ -13,6 +13,8 @@ off, and nothing in that pool is ever smaller than that; so whatever gap of at m
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from ebbtide.errors import SnapshotError
 from ebbtide.trace.snapshot_types import (
@@ -27,7 +29,46 @@ from ebbtide.vgpu.allocator import DEFAULT_POOL, AllocatorConfig, PoolId
 from ebbtide.vgpu.allocator.sizes import SMALL_SEGMENT, SMALL_SIZE
 
 
-def rewind(record: DeviceRecord, config: AllocatorConfig) -> tuple[SnapshotSegment, ...]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartState:
+    """What there was before the first event of a record.
+
+    Attributes:
+        segments: the segments with their blocks, as a snapshot would show them.
+        open_sizes: addresses of blocks that may be larger than they appear here, by the
+            beginning of the cached block that follows.
+    """
+
+    segments: tuple[SnapshotSegment, ...]
+    open_sizes: frozenset[int]
+
+    def with_size(self, address: int, size: int) -> StartState:
+        """The same, but that the block in use at `address` has `size` bytes."""
+        segments = tuple(
+            replace(segment, blocks=_enlarge(segment.blocks, address, size))
+            if segment.address <= address < segment.address + segment.size
+            else segment
+            for segment in self.segments
+        )
+        return StartState(segments=segments, open_sizes=self.open_sizes)
+
+
+def _enlarge(
+    blocks: tuple[SnapshotBlock, ...], address: int, size: int
+) -> tuple[SnapshotBlock, ...]:
+    changed = list(blocks)
+    for index, block in enumerate(blocks[:-1]):
+        if block.address == address:
+            following = blocks[index + 1]
+            grown = size - block.size
+            changed[index] = block._replace(size=size)
+            changed[index + 1] = following._replace(
+                address=following.address + grown, size=following.size - grown
+            )
+    return tuple(changed)
+
+
+def rewind(record: DeviceRecord, config: AllocatorConfig) -> StartState:
     """The segments and their blocks before the first event of `record`.
 
     Raises:
@@ -49,7 +90,7 @@ def rewind(record: DeviceRecord, config: AllocatorConfig) -> tuple[SnapshotSegme
         if step is not None:
             state.index = index
             step(entry)
-    return state.segments()
+    return state.result()
 
 
 class _Live:
@@ -265,9 +306,17 @@ class _State:
 
     # -- the result
 
-    def segments(self) -> tuple[SnapshotSegment, ...]:
-        """The state as a snapshot would show it."""
-        return tuple(self.segment(self.regions[start]) for start in self.region_starts)
+    def result(self) -> StartState:
+        segments = tuple(self.segment(self.regions[start]) for start in self.region_starts)
+        open_sizes = frozenset(
+            before.address
+            for segment in segments
+            for before, after in pairwise(segment.blocks)
+            if after.state is BlockState.INACTIVE
+            and before.state is not BlockState.INACTIVE
+            and not self.live[before.address].exact
+        )
+        return StartState(segments=segments, open_sizes=open_sizes)
 
     def segment(self, region: _Region) -> SnapshotSegment:
         first = bisect_left(self.live_starts, region.address)

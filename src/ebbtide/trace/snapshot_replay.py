@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ebbtide.trace.rewind import rewind
+from ebbtide.trace.rewind import StartState, rewind
 from ebbtide.trace.snapshot_ages import UnknownAges
-from ebbtide.trace.snapshot_heap import UNKNOWN_SPACE, load_segments
+from ebbtide.trace.snapshot_driver import RecordedDriver
+from ebbtide.trace.snapshot_heap import load_segments
 from ebbtide.trace.snapshot_pools import RecordedPools
-from ebbtide.trace.snapshot_types import Action, DeviceRecord, SnapshotSegment, TraceEntry
+from ebbtide.trace.snapshot_types import Action, DeviceRecord, TraceEntry
 from ebbtide.vgpu.allocator import AllocatorConfig, Block, CachingAllocator, PoolId, TieBreak
-from ebbtide.vgpu.allocator.expandable import limit_space, map_pages, unmap_range
-from ebbtide.vgpu.allocator.sizes import SMALL_SIZE
+from ebbtide.vgpu.allocator.expandable import (
+    limit_by_choice,
+    limit_space,
+    map_pages,
+    unmap_range,
+)
+from ebbtide.vgpu.allocator.sizes import MIN_BLOCK, SMALL_SIZE
 
-_INVENTED = 1 << 62  # where segments lie that the record does not have
 _GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+_MOST_CORRECTIONS = 100
 _RETURN = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 
@@ -45,6 +50,8 @@ class DeviceReplay:
         tie_break: the rule by which the record was replayed.
         ties_learned: choices between two blocks of unknown age that were read off the
             record (`UnknownAges`).
+        sizes_learned: times that the record showed a block at the start to be larger than
+            was requested for it (`StartState.open_sizes`).
         first_difference: where model and record first part, None if they never do.
     """
 
@@ -65,6 +72,7 @@ class DeviceReplay:
     end_reserved_bytes: int
     tie_break: TieBreak
     ties_learned: int
+    sizes_learned: int
     first_difference: str | None
 
     @property
@@ -94,7 +102,7 @@ def replay_record(
     start = rewind(record, config)
     best: DeviceReplay | None = None
     for tie_break in tie_breaks:
-        found = _Replay(record, config, start, tie_break).run()
+        found = _replay(record, config, start, tie_break)
         if best is None or _agreement(found) > _agreement(best):
             best = found
         if found.same:
@@ -104,57 +112,22 @@ def replay_record(
     return best
 
 
+def _replay(
+    record: DeviceRecord, config: AllocatorConfig, start: StartState, tie_break: TieBreak
+) -> DeviceReplay:
+    """One replay, begun anew whenever the record shows that a block was larger at the start."""
+    corrections = 0
+    while True:
+        run = _Replay(record, config, start, tie_break, corrections)
+        larger = run.run()
+        if larger is None:
+            return run.result()
+        start = start.with_size(*larger)
+        corrections += 1
+
+
 def _agreement(replay: DeviceReplay) -> tuple[int, int]:
     return (replay.same_address, replay.same_segment_allocations)
-
-
-class _RecordedDriver:
-    """A driver that gives out the recorded addresses.
-
-    Attributes:
-        due: what the record takes from the driver at the request underway.
-        same: how often the model took just that.
-    """
-
-    def __init__(self) -> None:
-        self.due: deque[TraceEntry] = deque()
-        self.same = 0
-        self._next = _INVENTED
-
-    def _invent(self, size: int) -> int:
-        address = self._next
-        self._next += size
-        return address
-
-    def malloc(self, size: int, stream: int) -> int | None:
-        if self.due and self.due[0].action is Action.SEGMENT_ALLOC:
-            entry = self.due.popleft()
-            if entry.size == size and entry.stream == stream:
-                self.same += 1
-                return entry.address
-        return self._invent(size)
-
-    def free(self, address: int, size: int) -> None:
-        pass
-
-    def reserve(self, size: int | None, page: int) -> tuple[int, int]:
-        space = UNKNOWN_SPACE // page * page
-        if self.due and self.due[0].action is Action.SEGMENT_MAP:
-            return self.due[0].address, space
-        return self._invent(space), space
-
-    def unreserve(self, base: int, size: int) -> None:
-        pass
-
-    def map(self, address: int, size: int) -> bool:
-        if self.due and self.due[0].action is Action.SEGMENT_MAP:
-            entry = self.due.popleft()
-            if (entry.address, entry.size) == (address, size):
-                self.same += 1
-        return True
-
-    def unmap(self, address: int, size: int) -> None:
-        pass
 
 
 class _Replay:
@@ -164,13 +137,16 @@ class _Replay:
         self,
         record: DeviceRecord,
         config: AllocatorConfig,
-        start: tuple[SnapshotSegment, ...],
+        start: StartState,
         tie_break: TieBreak,
+        corrections: int,
     ) -> None:
         self.record = record
+        self.corrections = corrections
+        self.larger: tuple[int, int] | None = None
         self.events = record.events
         self.tie_break = tie_break
-        self.driver = _RecordedDriver()
+        self.driver = RecordedDriver()
         # The limits of the device are the record's: it says when memory ran out.
         self.allocator = CachingAllocator(
             None,
@@ -181,7 +157,12 @@ class _Replay:
             tie_break=tie_break,
         )
         self.heap = self.allocator.heap
-        self.live = load_segments(self.heap, start, record.events)
+        self.live = load_segments(self.heap, start.segments, record.events)
+        self.open_sizes = (
+            {self.live[address] for address in start.open_sizes}
+            if corrections < _MOST_CORRECTIONS
+            else set()
+        )
         self.ages = UnknownAges(self.heap, self.heap.made)
         self.start = (self.allocator.memory_allocated(), self.allocator.memory_reserved())
         self.pools = RecordedPools(record, config)
@@ -193,7 +174,8 @@ class _Replay:
         self.first_difference: str | None = None
         self.index = 0
 
-    def run(self) -> DeviceReplay:
+    def run(self) -> tuple[int, int] | None:
+        """Replay; or stop at a block that must have been larger: its address and size."""
         steps = {
             Action.ALLOC: self.alloc,
             Action.FREE_REQUESTED: self.free_requested,
@@ -204,14 +186,14 @@ class _Replay:
             Action.SEGMENT_UNMAP: self.give_back,
         }
         events, counts = self.events, self.counts
-        while self.index < len(events):
+        while self.index < len(events) and self.larger is None:
             entry = events[self.index]
             counts[entry.action] += 1
             step = steps.get(entry.action)
             if step is not None:
                 step(entry)
             self.index += 1
-        return self.result()
+        return self.larger
 
     def result(self) -> DeviceReplay:
         counts, allocator = self.counts, self.allocator
@@ -233,6 +215,7 @@ class _Replay:
             end_reserved_bytes=allocator.memory_reserved(),
             tie_break=self.tie_break,
             ties_learned=self.ages.learned,
+            sizes_learned=self.corrections,
             first_difference=self.first_difference,
         )
 
@@ -251,8 +234,8 @@ class _Replay:
             self.allocator.set_expandable_segments(self.pools.expandable(pool_id))
         if self.driver.due:
             self.limit_space(entry, pool_id)
-        elif self.heap.made:
-            self.settle_tie(entry, pool_id)
+        elif self.heap.made or self.open_sizes or self.heap.expandable:
+            self.settle(entry, pool_id)
         block = self.allocator.malloc_in(
             entry.size, entry.stream, pool_id, afresh=self.afresh and bool(self.driver.due)
         )
@@ -276,24 +259,40 @@ class _Replay:
         ):
             limit_space(self.heap, pool, size, entry.stream)
 
-    def settle_tie(self, entry: TraceEntry, pool_id: PoolId) -> None:
-        """Learn from the record which of two blocks of the same size is older."""
+    def settle(self, entry: TraceEntry, pool_id: PoolId) -> None:
+        """Learn what the record shows about the start: which block is older, or larger."""
         size = self.heap.config.round_size(entry.size)
         pool = self.heap.add_pool(pool_id)[0 if size <= SMALL_SIZE else 1]
         free = pool.free.get(entry.stream)
         index = free.find(size) if free is not None else 0
         if free is None or index == len(free):
             return
+        choice = self.heap.take(pool, size, entry.stream)
+        if choice is None:
+            return
+        free.add(choice)
+        if choice.address == entry.address:
+            return
         best = free.block(index)
-        while free.block(index).size == best.size:
-            other = free.block(index)
-            if other.address == entry.address:
-                if other is not best:
-                    self.ages.learn(other, best)
+        if best.reservation is not None and self.heap.expandable:
+            for chosen in range(index, len(free)):
+                if free.block(chosen).address == entry.address:
+                    limit_by_choice(free, index, chosen)
+                    break
+        before = best.prev
+        if before is not None and before in self.open_sizes:
+            # The cached block begins where the record has the new one, or is too small for it.
+            inside = best.address < entry.address < best.address + best.size
+            end = entry.address if inside else best.address + best.size - size + MIN_BLOCK
+            grown = end - before.address
+            if grown <= self.heap.config.round_size(before.requested) + SMALL_SIZE:
+                self.larger = (before.address, grown)
+                return
+        while index < len(free) and free.block(index).size == best.size:
+            if free.block(index).address == entry.address:
+                self.ages.learn(free.block(index), best)
                 return
             index += 1
-            if index == len(free):
-                return
 
     def free_requested(self, entry: TraceEntry) -> None:
         block = self.live.get(entry.address)
@@ -307,6 +306,7 @@ class _Replay:
                 self.counts[Action.FREE_COMPLETED] += 1
                 self.index = after
                 del self.live[entry.address]
+                self.open_sizes.discard(block)
                 self.allocator.free(block)
                 return
         self.allocator.free_later(block)
@@ -316,7 +316,9 @@ class _Replay:
         block = self.live.pop(entry.address, None)
         if block is None:
             self.differ(entry, "the model has no such block")
-        elif block.waiting:
+            return
+        self.open_sizes.discard(block)
+        if block.waiting:
             self.allocator.finish_free(block)
         else:
             self.allocator.free(block)  # the record keeps no requests to free

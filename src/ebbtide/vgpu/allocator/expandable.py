@@ -6,8 +6,8 @@ pytorch/pytorch's `c10/cuda/CUDACachingAllocator.cpp` (2.5 to 2.14).
 
 from __future__ import annotations
 
-from ebbtide.vgpu.allocator.blocks import Block, Pool, Reservation
-from ebbtide.vgpu.allocator.heap import Heap
+from ebbtide.vgpu.allocator.blocks import Block, FreeSet, Pool, Reservation
+from ebbtide.vgpu.allocator.heap import Heap, room
 from ebbtide.vgpu.allocator.sizes import SMALL_SEGMENT
 
 
@@ -38,12 +38,12 @@ def _find(heap: Heap, pool: Pool, size: int, stream: int, space: int | None) -> 
         start = unmapped
         if start.prev is not None and not start.prev.busy:
             start = start.prev
-        room = 0
+        found = 0
         at: Block | None = start
-        while at is not None and room < size and not at.busy:
-            room += at.size
+        while at is not None and found < size and not at.busy:
+            found += at.size
             at = at.next
-        if room >= size:
+        if found >= size:
             return start
     page = SMALL_SEGMENT if pool.small else heap.config.large_segment_size
     base, reserved = heap.driver.reserve(space, page)
@@ -65,14 +65,38 @@ def limit_space(heap: Heap, pool: Pool, size: int, stream: int) -> None:
         before = tail.prev
         held = before.size if before is not None and not before.busy else 0
         page = heap.config.large_segment_size if tail.reservation is None else tail.reservation.page
-        room = max(0, size - held - 1) // page * page
-        if tail.next is not None or tail.size <= room:
+        most = max(0, size - held - 1) // page * page
+        if tail.next is not None or tail.size <= most:
             continue
-        if room or before is None:
-            tail.size = max(room, page)
+        if most or before is None:
+            tail.size = max(most, page)
         else:
             pool.remove_unmapped(tail)
             before.next = None
+
+
+def limit_by_choice(free: FreeSet, first: int, chosen: int) -> None:
+    """Cut address space so that the search from `first` on ends at `chosen`.
+
+    For replaying a record, as `limit_space`: a block that could grow a lot is passed over,
+    so which block was taken shows how far others can grow.
+    """
+    for index in range(first, chosen):
+        following = free.block(index + 1)
+        if room(following) >= room(free.block(index)):
+            _cut(following, room(free.block(index)) - following.size - 1)
+    block = free.block(chosen)
+    if chosen + 1 < len(free) and room(free.block(chosen + 1)) < room(block):
+        _cut(block, room(free.block(chosen + 1)) - block.size)
+
+
+def _cut(block: Block, most: int) -> None:
+    tail, reservation = block.next, block.reservation
+    if tail is None or reservation is None or tail.mapped or tail.next is not None:
+        return
+    pages = most // reservation.page
+    if pages > 0:
+        tail.size = min(tail.size, pages * reservation.page)
 
 
 def map_pages(heap: Heap, block: Block, size: int) -> bool:

@@ -127,7 +127,7 @@ class Heap:
             return None
         while block.reservation is not None and index + 1 < len(free):
             following = free.block(index + 1)
-            if _room(following) >= _room(block):
+            if room(following) >= room(block):
                 break
             index, block = index + 1, following
         return index, block
@@ -263,6 +263,7 @@ class Heap:
             self.counters.oversize_segments.change(-1)
 
 
-def _room(block: Block) -> int:
+def room(block: Block) -> int:
+    """The bytes that a cached block has, or could have if it grew into what is not mapped."""
     following = block.next
     return block.size + (following.size if following is not None and not following.mapped else 0)
