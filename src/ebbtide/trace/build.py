@@ -19,6 +19,8 @@ from ebbtide.trace.model import (
 from ebbtide.vgpu.tape import UNKNOWN, Tape
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
 
+# Where Transformers' caches take memory: keys and values, also those not handed out yet.
+_CACHE_FILE = "transformers/cache_utils.py"
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::empty_strided")
 
 
@@ -104,6 +106,7 @@ def _categories(tape: Tape, phases: tuple[Phase, ...]) -> list[int]:
             born[arg] = phase
         elif kind == Event.FREE:
             died[arg] = phase
+    caches = [line.startswith(_CACHE_FILE) for line in tape.lines.items]
     found: list[int] = []
     for row, category in enumerate(tape.alloc_category):
         if category != UNKNOWN:
@@ -111,6 +114,9 @@ def _categories(tape: Tape, phases: tuple[Phase, ...]) -> list[int]:
             continue
         name = phases[born[row]].name
         op = tape.alloc_op[row]
+        if op >= 0 and caches[tape.op_line[op]] and name != "backward":
+            found.append(Category.KV_CACHE)
+            continue
         outside = op >= 0 and tape.op_module[op] == 0
         copied = outside and tape.names.items[tape.op_name[op]] in _COPIES
         if copied and name in ("between", "setup"):

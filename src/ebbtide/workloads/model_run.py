@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ebbtide.gpus import Gpu
 from ebbtide.trace.model import Trace
 from ebbtide.trace.recorder import Recorder
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
+from ebbtide.workloads.architectures import build, find
 from ebbtide.workloads.entry import FunctionWorkload, load_function
 from ebbtide.workloads.request import Request
 from ebbtide.workloads.stopping import STEPS
@@ -27,6 +29,8 @@ def run_model(request: Request, gpu: str, batch: int | None) -> Trace:
         TargetError: the target cannot be found or built.
     """
     mend_torchvision()
+    if request.kind == "architecture":
+        return _trace_architecture(request, gpu, batch)
     function = load_function(request.target)
     return trace_function(
         function,
@@ -65,6 +69,22 @@ def trace_function(
     return recorder.trace(
         target=name,
         batch=workload.batch,
+        steps=recorder.steps,
+        forwards=recorder.forwards,
+    )
+
+
+def _trace_architecture(request: Request, gpu: str, batch: int | None) -> Trace:
+    asked = replace(request.options, batch=batch) if batch is not None else request.options
+    architecture, options = find(request.target, asked)
+    virtual = VirtualGpu(gpu, torch_version=request.torch_version)
+    with virtual, Recorder(virtual) as recorder:
+        running = build(architecture, options, "cuda")
+        for i in range(STEPS):
+            running.step(i)
+    return recorder.trace(
+        target=request.target,
+        batch=running.batch,
         steps=recorder.steps,
         forwards=recorder.forwards,
     )
