@@ -70,11 +70,12 @@ class Family:
         """What the curve assumes beyond the traces."""
         bent = len(self.likely.bent)
         if bent:
+            listed = ", ".join(map(str, self.batches))
             return (
                 Guess(
                     kind="curve-bent",
-                    text=f"{bent} allocations do not grow in proportion to the batch; between "
-                    f"and beyond batches {self.batches} they follow a parabola.",
+                    text=f"{bent} allocations do not grow evenly with the batch: what they are "
+                    f"between and beyond the traced batches ({listed}) is drawn through those.",
                     count=bent,
                 ),
             )
@@ -83,7 +84,7 @@ class Family:
                 Guess(
                     kind="curve-unchecked",
                     text=f"The curve assumes that every allocation is affine in the batch, from "
-                    f"traces at {self.batches[0]} and {self.batches[1]}.",
+                    f"traces at batch {self.batches[0]} and {self.batches[1]}.",
                     count=1,
                 ),
             )

@@ -2,8 +2,8 @@
 
 Almost every allocation is affine in the batch, ``a + c*b`` bytes: two traces fix it
 and a third checks it. What the third contradicts still goes through all three points,
-but is reported: as a parabola where it grows faster than the batch (the scores of a
-contrastive loss), as straight pieces where not (rounding, a kernel's thresholds).
+but is reported: as a parabola where one that rises from batch 1 on fits (the scores
+of a contrastive loss), as straight pieces where not (rounding, a kernel's thresholds).
 """
 
 from __future__ import annotations
@@ -77,10 +77,11 @@ def _through_points(batches: Sequence[int], values: Sequence[int], batch: int) -
     """A curve through three points at `batch`, fractions rounded up."""
     (b0, b1, b2), (y0, y1, y2) = batches, values
     bend = (y2 - y0) * (b1 - b0) - (y1 - y0) * (b2 - b0)
-    if bend * _NOTICEABLE > y2 * (b1 - b0):
-        # Newton's form of the parabola, in whole numbers.
-        width = (b1 - b0) * (b2 - b0) * (b2 - b1)
-        slope = (y1 - y0) * (b2 - b0) * (b2 - b1)
+    # Newton's form of the parabola, in whole numbers; it must not fall where batches begin.
+    width = (b1 - b0) * (b2 - b0) * (b2 - b1)
+    slope = (y1 - y0) * (b2 - b0) * (b2 - b1)
+    rising = slope + bend * (2 - b0 - b1) >= 0
+    if rising and bend * _NOTICEABLE > y2 * (b1 - b0):
         value = y0 + -(-((batch - b0) * slope + (batch - b0) * (batch - b1) * bend) // width)
     elif batch <= b1:
         value = y0 + -(-((y1 - y0) * (batch - b0)) // (b1 - b0))
