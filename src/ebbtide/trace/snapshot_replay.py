@@ -165,8 +165,8 @@ class _Replay:
         )
         self.ages = UnknownAges(self.heap, self.heap.made)
         self.start = (self.allocator.memory_allocated(), self.allocator.memory_reserved())
-        self.pools = RecordedPools(record, config)
-        self.ahead: tuple[tuple[Action, ...], int, TraceEntry | None] = ((), -1, None)
+        self.pools = RecordedPools(record, config, start.segments)
+        self.ahead: tuple[tuple[Action, ...], int] = ((), -1)
         self.counts = dict.fromkeys(Action, 0)
         self.same_address = 0
         self.same_frees = 0
@@ -325,21 +325,17 @@ class _Replay:
 
     # -- memory from the driver
 
-    def next_alloc(self, *, past: tuple[Action, ...]) -> TraceEntry | None:
-        """The request that the events from here on lead up to, None if they lead to none."""
-        if self.ahead[0] == past and self.index <= self.ahead[1]:
-            return self.ahead[2]
-        place, found = self.index, None
-        while place < len(self.events):
-            entry = self.events[place]
-            if entry.action is Action.ALLOC:
-                found = entry
-                break
-            if entry.action not in past:
-                break
-            place += 1
-        self.ahead = (past, place, found)
-        return found
+    def next_alloc(self, *, past: tuple[Action, ...]) -> int | None:
+        """Where the request is that the events from here on lead up to, if they do."""
+        if self.ahead[0] != past or self.index > self.ahead[1]:
+            place = self.index
+            while place < len(self.events) and self.events[place].action in past:
+                place += 1
+            self.ahead = (past, place)
+        place = self.ahead[1]
+        if place < len(self.events) and self.events[place].action is Action.ALLOC:
+            return place
+        return None
 
     def look_ahead(self) -> None:
         """Before memory is returned: does the next request search the cache again?
@@ -348,18 +344,22 @@ class _Replay:
         request that the cache cannot serve. In the second case it does not search its
         cache again. It is the second case if the cache cannot serve the request now.
         """
-        request = self.next_alloc(past=(Action.FREE_COMPLETED, *_RETURN, *_GROWTH))
-        if self.afresh or request is None:
+        place = self.next_alloc(past=(Action.FREE_COMPLETED, *_RETURN, *_GROWTH))
+        if self.afresh or place is None:
             return
-        pool_id = self.pools.of(request)
+        request, before = self.events[place], self.events[place - 1]
+        pool_id = (
+            self.pools.of_growth(before, place - 1)
+            if before.action in _GROWTH
+            else self.pools.of(request)
+        )
         size = self.heap.config.round_size(request.size)
         pool = self.heap.add_pool(pool_id)[0 if size <= SMALL_SIZE else 1]
         self.afresh = not self.heap.fits(pool, size, request.stream)
 
     def grow(self, entry: TraceEntry) -> None:
-        self.pools.note(entry)
-        request = self.next_alloc(past=_GROWTH)
-        if request is not None:
+        self.pools.note(entry, self.index)
+        if self.next_alloc(past=_GROWTH) is not None:
             self.driver.due.append(entry)
             return
         # A request that failed, or was cut off, after it had taken some memory.
@@ -374,6 +374,7 @@ class _Replay:
 
     def give_back(self, entry: TraceEntry) -> None:
         self.look_ahead()
+        self.pools.note(entry, self.index)
         block = self.cached_at(entry)
         if block is None:
             self.differ(entry, "the model has no such memory unused")
