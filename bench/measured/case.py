@@ -18,6 +18,7 @@ PEAK = "peak"
 # What the process holds beside the caching allocator, as far as the row counts it.
 NO_CONTEXT = "none"
 CATALOGUE = "catalogue"
+GROWTH = "what the context grows by"
 STATED = "stated by the row's source"
 
 
@@ -32,7 +33,7 @@ class Case:
         moment: `PEAK`, or the name of the note at whose moment the row's figure was taken.
         gpu: the catalogue's name.
         torch: the version whose rules apply.
-        context: `NO_CONTEXT`, `CATALOGUE` or `STATED`.
+        context: `NO_CONTEXT`, `CATALOGUE`, `GROWTH` or `STATED`.
         environment: environment variables that the source sets and torch reads.
         assumption: what the row does not say and the workload supposes.
     """

@@ -21,7 +21,7 @@ from . import (
     small,
     xmem,
 )
-from .case import CATALOGUE, STATED, Case, Unbuilt, makes, place
+from .case import CATALOGUE, GROWTH, STATED, Case, Unbuilt, makes, place
 from .meter import Meter
 from .rows import Row, read_configs
 
@@ -76,13 +76,19 @@ def attention_before_backward(row: Row) -> Case:
 
 @makes("xmem-")
 def xmem_row(row: Row) -> Case:
-    """Four iterations; images where the row's model is torchvision's."""
+    """Four iterations; images where the row's model is torchvision's.
+
+    The first NVML sample is taken after `set_per_process_memory_fraction`
+    (exp/trainer/__init__.py of the source), which asks the driver for the free memory
+    (setMemoryFraction in c10/cuda/CUDACachingAllocator.cpp, torch 2.6) and so makes the
+    context: the row has what came after it.
+    """
     loop = xmem.train_vision if row.model.startswith("torchvision") else xmem.train_language
 
     def run(device: Any, meter: Meter) -> None:
         loop(row, device)
 
-    return Case(row=row, group="xmem", run=run, context=CATALOGUE, **place(row))
+    return Case(row=row, group="xmem", run=run, context=GROWTH, **place(row))
 
 
 @makes("hf-bertlarge-ctx")

@@ -18,7 +18,7 @@ from ebbtide.vgpu.kernels.context import KernelContext
 from ebbtide.vgpu.tape import ALLOC, EMPTY_CACHE, FREE, RECORD_STREAM, Tape
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
 
-from .case import CATALOGUE, PEAK, STATED, Case, Unbuilt
+from .case import CATALOGUE, GROWTH, PEAK, STATED, Case, Unbuilt
 from .result import Result
 
 if TYPE_CHECKING:
@@ -123,9 +123,14 @@ def context_of(case: Case) -> Range:
         found = re.search(r"context alone = (\d+) MiB", case.row.notes)
         stated = int(found[1]) if found else 1343
         return Range.exact(stated * MiB - _FIRST_SEGMENT)
-    if case.context == CATALOGUE:
+    if case.context in (CATALOGUE, GROWTH):
         major, minor = (int(part) for part in case.torch.split(".")[:2])
-        return context_bytes(find(case.gpu), (major, minor))
+        whole = context_bytes(find(case.gpu), (major, minor))
+        if case.context == CATALOGUE:
+            return whole
+        # The catalogue's lowest figure is the bare context; the kernels and handles that
+        # the run loads come on top, unless the process had loaded them before.
+        return Range(0, whole.likely - whole.low, whole.high - whole.low)
     return Range.exact(0)
 
 
