@@ -268,7 +268,7 @@ def _guesses(each: Prediction) -> str:
     if not each.guesses:
         return "<h2>Guesses</h2><p>None: everything the trace needed was known.</p>"
     items = "".join(
-        f'<li>{escape(guess.text)} '
+        f"<li>{escape(guess.text)} "
         f'<span class="soft">({escape(guess.kind)}, {guess.count}x)</span></li>'
         for guess in each.guesses
     )
