@@ -17,7 +17,6 @@ import argparse
 import gzip
 import json
 import os
-import pickle
 import random
 import subprocess
 import sys
@@ -238,8 +237,15 @@ def run_model(
 def differences(
     drive: str, work: Workload, tie_break: TieBreak
 ) -> tuple[list[str], dict[str, Any]]:
-    """Where model and torch part, and the snapshot that torch wrote."""
-    theirs, state = run_torch(drive, work)
+    """Where model and torch part, and the state in which torch ended."""
+    answers, state = run_torch(drive, work)
+    return compare(work, answers, state, tie_break), state
+
+
+def compare(
+    work: Workload, theirs: list[str], state: dict[str, Any], tie_break: TieBreak
+) -> list[str]:
+    """Where the model parts from torch's answers and from the state it ended in."""
     requests = [line.split() for line in work.lines if line.startswith("m ")]
     streams: dict[int, int] = {}
     for (_, _, _, stream), answer in zip(requests, theirs, strict=True):
@@ -248,16 +254,15 @@ def differences(
     ours, allocator = run_model(work, streams, tie_break)
     found = []
     for index, (a, b) in enumerate(zip(theirs, ours, strict=True)):
-        cut = b
+        expected = b
         if b.startswith("oom"):
             # The runtime here has no NVML, and torch leaves the sentence on processes out.
             head, _, rest = b.partition("Including non-PyTorch memory")
-            cut = head + rest.partition(" memory in use. ")[2]
-        if a != cut:
-            found.append(f"request {index} {requests[index]}: torch {a!r}, model {cut!r}")
+            expected = head + rest.partition(" memory in use. ")[2]
+        if a != expected:
+            found.append(f"request {index} {requests[index]}: torch {a!r}, model {expected!r}")
             break
-    found += _compare_state(state, allocator, work)
-    return found, state
+    return found + _compare_state(state, allocator, work)
 
 
 def _compare_state(state: dict[str, Any], allocator: CachingAllocator, work: Workload) -> list[str]:
@@ -303,6 +308,29 @@ def replayed(state: dict[str, Any], tie_break: TieBreak) -> str | None:
     return None
 
 
+def save(
+    folder: Path,
+    drive: str,
+    work: Workload,
+    state: dict[str, Any],
+    seed: int,
+    tie_break: TieBreak,
+) -> None:
+    """Keep a workload with torch's answers, for tests that run without torch's library."""
+    answers, _ = run_torch(drive, work)
+    kept = {
+        "ties": tie_break.value,
+        "config": work.config,
+        "capacity": work.capacity,
+        "lines": work.lines,
+        "answers": answers,
+        "state": state,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    data = gzip.compress(json.dumps(kept, separators=(",", ":")).encode(), mtime=0)
+    (folder / f"{tie_break.value.replace(' ', '_')}_{seed}.json.gz").write_bytes(data)
+
+
 def main() -> int:
     """Compare so many random workloads; 1 if any differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -313,7 +341,7 @@ def main() -> int:
     parser.add_argument("--pools", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save", type=Path, help="folder for the snapshots that torch wrote")
+    parser.add_argument("--save", type=Path, help="folder for the workloads and answers")
     options = parser.parse_args()
     bad = 0
     for seed in range(options.seed, options.seed + options.runs):
@@ -326,9 +354,7 @@ def main() -> int:
             for line in [*found[:4], *([f"replay: {other}"] if other else [])]:
                 print("   ", line[:700])
         if options.save:
-            options.save.mkdir(parents=True, exist_ok=True)
-            data = gzip.compress(pickle.dumps(state, protocol=4), mtime=0)
-            (options.save / f"seed{seed}.pickle.gz").write_bytes(data)
+            save(options.save, options.drive, work, state, seed, options.ties)
     print(f"{options.runs - bad} of {options.runs} workloads the same")
     return 1 if bad else 0
 
