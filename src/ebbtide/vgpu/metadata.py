@@ -129,13 +129,13 @@ class FakeMaker:
                 output.shape, output.stride, dtype=output.dtype, device=_META
             )
         else:
-            element = _empty((0,), dtype=output.dtype, device=_META)
-            storage = tensors[output.alias].untyped_storage()
-            _set_storage(element, storage, output.offset, output.shape, output.stride)
             if _in_inference_mode() and not tensors[output.alias].is_inference():
                 # A view of a normal tensor is a normal one in inference mode too.
                 with torch.inference_mode(False):
-                    return self._wrap(element, output.device)
+                    return self.make(output, tensors)
+            element = _empty((0,), dtype=output.dtype, device=_META)
+            storage = tensors[output.alias].untyped_storage()
+            _set_storage(element, storage, output.offset, output.shape, output.stride)
         return self._wrap(element, output.device)
 
     def _wrap(self, element: torch.Tensor, device: torch.device) -> torch.Tensor:

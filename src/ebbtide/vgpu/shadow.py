@@ -24,7 +24,9 @@ _VALUE = "_ebbtide_value"
 _CPU = torch.device("cpu")
 _aten = torch.ops.aten
 # Asked about unknown values, these are answered as if nothing were wrong.
-_ALL = frozenset({_aten.all.default, _aten.all.dim, _aten.all.dims})
+_ALL = frozenset(
+    {_aten.all.default, _aten.all.dim, _aten.all.dims, _aten._is_all_true.default}
+)
 _COUNT = frozenset(
     {
         _aten.sum.default,
