@@ -50,9 +50,7 @@ def find(target: str, options: WorkloadOptions) -> tuple[Architecture, WorkloadO
     return _vision(target), options
 
 
-def build(
-    architecture: Architecture, options: WorkloadOptions, device: str = "cuda"
-) -> Running:
+def build(architecture: Architecture, options: WorkloadOptions, device: str = "cuda") -> Running:
     """The architecture on `device`, ready to be stepped.
 
     Raises:

@@ -34,11 +34,10 @@ def chunked_loss(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
     labels = inputs["labels"][:, 1:].reshape(-1)
     head = plain.get_output_embeddings()
     total = hidden.new_zeros((), dtype=torch.float32)
-    for rows, wanted in zip(
-        hidden.split(CHUNK_TOKENS), labels.split(CHUNK_TOKENS), strict=True
-    ):
+    for rows, wanted in zip(hidden.split(CHUNK_TOKENS), labels.split(CHUNK_TOKENS), strict=True):
         total = total + checkpoint(_summed, head, rows, wanted, use_reentrant=False)
-    return total / labels.numel()
+    mean: Tensor = total / labels.numel()
+    return mean
 
 
 def _summed(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:

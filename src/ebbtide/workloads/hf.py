@@ -54,7 +54,10 @@ class TransformersModel:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                return self.cls._from_config(self.config, dtype=DTYPES[options.dtype])
+                model: nn.Module = self.cls._from_config(
+                    self.config, dtype=DTYPES[options.dtype]
+                )
+                return model
             except (ValueError, TypeError, AttributeError, ImportError, KeyError) as error:
                 raise TargetError(f"{self.name} cannot be built: {error}") from error
 
@@ -76,6 +79,11 @@ class TransformersModel:
     def decodes(self) -> bool:
         """Causal language models on text alone."""
         return task_of(self.cls) == CAUSAL
+
+    def reads_text(self) -> bool:
+        """Whether the forward call takes tokens or their embeddings."""
+        taken = inspect.signature(self.cls.forward).parameters
+        return bool({"input_ids", "inputs_embeds"} & set(taken))
 
     def default_seq(self) -> int:
         """512 tokens, or as many as the model has positions for."""
@@ -102,12 +110,14 @@ class TransformersModel:
 
     def _check(self, options: WorkloadOptions) -> None:
         taken = inspect.signature(self.cls.forward).parameters
-        if options.seq is not None and not {"input_ids", "inputs_embeds"} & set(taken):
+        if options.seq is not None and not self.reads_text():
             raise UsageError(f"seq: {self.name} reads no text")
         if options.image is not None and not {"pixel_values", "pixel_values_videos"} & set(taken):
             raise UsageError(f"image: {self.name} reads no images")
         if options.loss == "chunked" and not self.decodes():
-            raise UsageError(f"loss: only a causal language model has chunked logits, not {self.name}")
+            raise UsageError(
+                f"loss: only a causal language model has chunked logits, not {self.name}"
+            )
 
 
 class ChunkedModel(TransformersModel):

@@ -106,7 +106,9 @@ def from_fields(fields: dict[str, Any], origin: str) -> Any:
     except TargetError:
         raise
     except Exception as error:  # whatever a configuration class raises
-        raise TargetError(f"{origin} is no usable {model_type} configuration: {_line(error)}") from error
+        raise TargetError(
+            f"{origin} is no usable {model_type} configuration: {_line(error)}"
+        ) from error
 
 
 def from_hub(identity: str) -> Any:
@@ -119,7 +121,7 @@ def from_hub(identity: str) -> Any:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError as error:
-        raise MissingExtraError("A hub id", "huggingface_hub", "transformers") from error
+        raise MissingExtraError("A hub id", "huggingface_hub", "hf") from error
     try:
         path = hf_hub_download(identity, "config.json")
     except LocalEntryNotFoundError as error:
@@ -129,7 +131,9 @@ def from_hub(identity: str) -> Any:
             f"{', '.join(sorted(bundled())[:6])}, ..."
         ) from error
     except (HfHubHTTPError, OSError, ValueError) as error:
-        raise TargetError(f"The configuration of {identity!r} cannot be had: {_line(error)}") from error
+        raise TargetError(
+            f"The configuration of {identity!r} cannot be had: {_line(error)}"
+        ) from error
     return from_fields(read(Path(path)), identity)
 
 
@@ -157,9 +161,7 @@ def _auto() -> Any:
     try:
         from transformers.models.auto import configuration_auto
     except ImportError as error:
-        raise MissingExtraError(
-            "An architecture of Transformers", "transformers", "transformers"
-        ) from error
+        raise MissingExtraError("An architecture of Transformers", "transformers", "hf") from error
     return configuration_auto
 
 

@@ -27,14 +27,15 @@ def add_lora(model: nn.Module, lora: Lora) -> nn.Module:
         from peft import LoraConfig, get_peft_model
         from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as known
     except ImportError as error:
-        raise MissingExtraError("--lora", "peft", "torch") from error
+        raise MissingExtraError("--lora", "peft", "hf") from error
     kind = getattr(getattr(model, "config", None), "model_type", None)
     targets = list(lora.targets) or list(known.get(kind, ())) or _layers(model)
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         return _on_quantized(model, lora.r, targets)
     config = LoraConfig(r=lora.r, target_modules=targets)
     try:
-        return get_peft_model(model, config)
+        adapted: nn.Module = get_peft_model(model, config)
+        return adapted
     except ValueError as error:
         raise UsageError(f"lora: {error}") from error
 

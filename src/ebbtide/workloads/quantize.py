@@ -2,9 +2,9 @@
 
 | format | stored | scale | bytes a weight | as |
 |---|---|---|---|---|
-| int8 | int8 | fp32 a row | 1 + 4 / columns | weight-only int8 of torchao; LLM.int8() stores the same |
+| int8 | int8 | fp32 a row | 1 + 4 / columns | torchao's weight-only int8, LLM.int8() |
 | fp8 | float8_e4m3fn | fp32 a tensor | 1 | per-tensor FP8 checkpoints |
-| nf4 | two weights a byte | fp32 a block of 64 | 0.5625 | NF4 of bitsandbytes without double quantisation |
+| nf4 | two weights a byte | fp32 a block of 64 | 0.5625 | NF4, no double quantisation |
 
 Sources: bitsandbytes 0.45 ``functional.quantize_4bit`` (blocksize 64, absmax fp32) and
 ``nn.Linear8bitLt`` (SCB fp32 a row); torchao 0.9 ``int8_weight_only``. As there, the
@@ -84,7 +84,7 @@ class QuantizedLinear(nn.Module):
         packed, scale = pack(linear.weight.detach(), kind)
         self.register_buffer("packed", packed)
         self.register_buffer("scale", scale)
-        self.bias = linear.bias
+        self.bias: nn.Parameter | None = linear.bias
         if self.bias is not None:
             self.bias.requires_grad_(False)
 
@@ -103,7 +103,7 @@ class QuantizedLinear(nn.Module):
         """``[..., in]`` to ``[..., out]`` in the dtype of `x`, or of autocast."""
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        result: Tensor = _Matmul.apply(x, self)
+        result: Tensor = _Matmul.apply(x, self)  # type: ignore[no-untyped-call]
         return result if self.bias is None else result + self.bias.to(result.dtype)
 
 

@@ -145,7 +145,9 @@ def _smaller_image(value: int, patch: Any) -> int:
     """Four patches a side, or 64 pixels where images are not cut into patches."""
     if not _whole(patch):
         return min(value, 64) if value % 64 == 0 or value == 224 else value
-    return patch * PATCHES if patch >= 8 and value % patch == 0 and value > patch * PATCHES else value
+    return (
+        patch * PATCHES if patch >= 8 and value % patch == 0 and value > patch * PATCHES else value
+    )
 
 
 def _scale_sections(value: dict[str, Any], divisor: int) -> None:

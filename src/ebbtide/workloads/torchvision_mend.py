@@ -51,8 +51,7 @@ SCHEMAS = (
     "_ps_roi_pool_backward(Tensor grad, Tensor rois, Tensor channel_mapping, "
     f"{_POOL}, {_IMAGE}) -> Tensor",
     f"deform_conv2d({_DEFORM}) -> Tensor",
-    f"_deform_conv2d_backward(Tensor grad, {_DEFORM}) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"_deform_conv2d_backward(Tensor grad, {_DEFORM}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 # Libraries unregister what they defined when they are collected, so they are kept here.
 _libraries: list[torch.library.Library] = []
@@ -106,7 +105,7 @@ def _skip_loading_once() -> None:
         if Path(path).stem == "_C" and "torchvision" in str(path):
             del torch.ops.load_library
             return
-        original(path)
+        original(path)  # type: ignore[no-untyped-call]
 
     torch.ops.load_library = load_library  # type: ignore[method-assign]
 
@@ -177,7 +176,12 @@ def _axis(start: Tensor, length: Tensor, bins: int, cells: int, ratio: int) -> T
 
 
 def _rows_and_columns(
-    rois: Tensor, scale: float, pooled: tuple[int, int], size: tuple[int, int], ratio: int, align: bool
+    rois: Tensor,
+    scale: float,
+    pooled: tuple[int, int],
+    size: tuple[int, int],
+    ratio: int,
+    align: bool,
 ) -> tuple[Tensor, Tensor]:
     """Both axes' weights for boxes ``[K, 5]``: image, x1, y1, x2, y2."""
     begin = rois[:, 1:3] * scale - (0.5 if align else 0.0)

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from ebbtide.errors import UsageError
 from ebbtide.workloads.architecture import DTYPES, Architecture
 from ebbtide.workloads.lora import add_lora
-from ebbtide.workloads.options import WorkloadOptions
 from ebbtide.workloads.optimizers import make_optimizer, step_in_backward
+from ebbtide.workloads.options import WorkloadOptions
 from ebbtide.workloads.quantize import quantize
 
 

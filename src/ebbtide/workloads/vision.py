@@ -20,6 +20,7 @@ OBJECTS = 3
 DETECTION_IMAGE = 800
 SEGMENTATION_IMAGE = 480
 INCEPTION_IMAGE = 299
+VIDEO_IMAGE = 112
 
 
 class TorchvisionModel:
@@ -110,7 +111,7 @@ class TorchvisionModel:
         if self.kind == "segmentation":
             return SEGMENTATION_IMAGE
         if self.kind == "video":
-            return 112 if "resnet" not in self.name and "r3d" not in self.name else 112
+            return VIDEO_IMAGE
         return INCEPTION_IMAGE if "inception" in self.name else DEFAULT_IMAGE
 
     def _shape(self, side: int) -> tuple[int, ...]:

@@ -57,28 +57,26 @@ def inputs_for(cls: type[PreTrainedModel], request: Request, labels: bool = True
     Raises:
         TargetError: ``forward`` requires an input that no rule makes.
     """
-    rules = special.RULES.get(request.config.model_type)
+    rules = special.RULES.get(request.config.model_type, {})
     inputs: dict[str, Any] = {}
-    for name in _wanted(cls, request):
-        maker = (rules or {}).get(name) or MAKERS.get(name)
+    for name in dict.fromkeys([*_wanted(cls, request), *rules]):
+        if name == "labels":
+            continue
+        maker = rules.get(name) or MAKERS.get(name)
         if maker is None:
             raise TargetError(
                 f"{cls.__name__} needs the input {name!r}, which cannot be made from its "
                 "configuration. Write a script or module:function that makes it."
             )
         value = maker(request)
+        # A rule that makes nothing says that this input is to be left away.
         if value is not None:
             inputs[name] = value
-    for name, maker in (rules or {}).items():
-        if name not in inputs and name != "labels":
-            value = maker(request)
-            if value is not None:
-                inputs[name] = value
-    if labels and "labels" in (rules or {}):
-        inputs["labels"] = rules["labels"](request)
-    elif labels and request.config.model_type not in special.WITHOUT_LABELS:
-        inputs |= labels_for(request, inputs)
-    return inputs
+    if not labels or request.config.model_type in special.WITHOUT_LABELS:
+        return inputs
+    if "labels" in rules:
+        return {**inputs, "labels": rules["labels"](request)}
+    return inputs | labels_for(request, inputs)
 
 
 def _wanted(cls: type[PreTrainedModel], request: Request) -> list[str]:

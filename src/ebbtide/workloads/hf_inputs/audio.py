@@ -21,7 +21,15 @@ def waveform(request: Request) -> Tensor:
 def spectrogram(request: Request) -> Tensor:
     """``[batch, mel bins, frames]`` for Whisper's kind, ``[batch, frames, bins]`` for others."""
     configs = (request.audio, request.config)
-    bins = first(configs, "num_mel_bins", "n_mels", "input_feat_per_channel", "input_dim", "input_size", "feature_size")
+    bins = first(
+        configs,
+        "num_mel_bins",
+        "n_mels",
+        "input_feat_per_channel",
+        "input_dim",
+        "input_size",
+        "feature_size",
+    )
     positions = first(configs, "max_source_positions")
     bins = int(bins or 80)
     if positions is not None and first(configs, "num_mel_bins") is not None:

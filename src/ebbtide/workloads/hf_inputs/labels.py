@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ebbtide.workloads.hf_inputs.request import Request, first, image_size, vocabulary
+
+
+OBJECTS = 3
 
 
 def labels_for(request: Request, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -70,26 +74,31 @@ def _boxes(request: Request, inputs: dict[str, Any]) -> dict[str, Any]:
     """Three objects an image: classes, and boxes as centre and size in shares of the image."""
     if "labels" not in request.parameters:
         return {}
-    count = 3
-    target = lambda: {  # noqa: E731
-        "class_labels": request.ints(request.config.num_labels, count),
-        "boxes": request.floats(count, 4) * 0.3 + 0.2,
-    }
-    return {"labels": [target() for _ in range(request.batch)]}
+    targets = [
+        {
+            "class_labels": request.ints(request.config.num_labels, OBJECTS),
+            "boxes": request.floats(OBJECTS, 4) * 0.3 + 0.2,
+        }
+        for _ in range(request.batch)
+    ]
+    return {"labels": targets}
 
 
 def _masks(request: Request, inputs: dict[str, Any]) -> dict[str, Any]:
     """Three masks an image with their classes."""
     size = image_size(request)
     return {
-        "mask_labels": [request.ints(2, 3, *size).to(request.dtype) for _ in range(request.batch)],
+        "mask_labels": [
+            request.ints(2, OBJECTS, *size).to(request.dtype) for _ in range(request.batch)
+        ],
         "class_labels": [
-            request.ints(request.config.num_labels, 3) for _ in range(request.batch)
+            request.ints(request.config.num_labels, OBJECTS) for _ in range(request.batch)
         ],
     }
 
 
-RULES: dict[str, Any] = {
+Rule = Callable[[Request, dict[str, Any]], dict[str, Any]]
+RULES: dict[str, Rule] = {
     "ForCausalLM": _copy,
     "LMHeadModel": _copy,
     "ForMaskedLM": _copy,

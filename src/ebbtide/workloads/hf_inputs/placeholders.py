@@ -43,7 +43,14 @@ def merged_grid(request: Request) -> int:
 
 def shuffled(request: Request) -> int:
     """Patches after pixel shuffle by a linear factor below or above one."""
-    factor = first((request.config, request.vision), "downsample_ratio", "pixel_shuffle_ratio", "scale_factor", "downsample_factor", "downscale_factor")
+    factor = first(
+        (request.config, request.vision),
+        "downsample_ratio",
+        "pixel_shuffle_ratio",
+        "scale_factor",
+        "downsample_factor",
+        "downscale_factor",
+    )
     factor = float(factor or 1)
     factor = 1 / factor if factor > 1 else factor
     return round(plain_grid(request) * factor**2)

@@ -138,7 +138,11 @@ def channels(request: Request) -> int:
 def vocabulary(request: Request) -> int:
     """How many token ids the language part knows."""
     value = first(
-        (request.text, request.config), "vocab_size", "n_vocab", "text_vocab_size", "encoder_vocab_size"
+        (request.text, request.config),
+        "vocab_size",
+        "n_vocab",
+        "text_vocab_size",
+        "encoder_vocab_size",
     )
     if value is None:
         found = (getattr(part, "vocab_size", None) for part in parts(request.config))
