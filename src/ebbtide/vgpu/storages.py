@@ -52,10 +52,23 @@ class Storages:
         if nbytes:
             self._insert(storage, key, nbytes)
 
-    def add_new(self, tensor: torch.Tensor, nbytes: int) -> None:
-        """Note the storage of a tensor that is known to own a fresh one."""
+    def add_new(
+        self,
+        tensor: torch.Tensor,
+        nbytes: int,
+        span: tuple[int, int] | None = None,
+        category: int = UNKNOWN,
+    ) -> None:
+        """Note the storage of a tensor that is known to own a fresh one.
+
+        Args:
+            tensor: its owner.
+            nbytes: its size.
+            span: least and most bytes it may have, where its size is a library's choice.
+            category: what it is for, if that is known.
+        """
         storage = tensor.untyped_storage()
-        self._insert(storage, storage._cdata, nbytes)
+        self._insert(storage, storage._cdata, nbytes, span, category)
 
     @contextmanager
     def handed_over(self, tensor: torch.Tensor) -> Iterator[None]:
@@ -72,7 +85,14 @@ class Storages:
                 self._live[self._heirloom.key] = self._heirloom
                 self._heirloom = None
 
-    def _insert(self, storage: Any, key: int, nbytes: int) -> None:
+    def _insert(
+        self,
+        storage: Any,
+        key: int,
+        nbytes: int,
+        span: tuple[int, int] | None = None,
+        category: int = UNKNOWN,
+    ) -> None:
         reference = _StorageRef(storage, self._drop)
         reference.key, reference.bytes = key, nbytes
         heirloom = self._heirloom
@@ -81,7 +101,8 @@ class Storages:
             reference.row = heirloom.row
             self._live[key] = reference
             return
-        reference.row = self.tape.alloc(nbytes, nbytes, nbytes, UNKNOWN)
+        low, high = span or (nbytes, nbytes)
+        reference.row = self.tape.alloc(nbytes, low, high, category)
         self._live[key] = reference
         self.live_bytes += nbytes
         if self.live_bytes > self.peak_bytes:
