@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.prediction.builder import Builder, training
 
 from ebbtide.prediction.family import DoNotAlignError, family, first_difference
+from ebbtide.prediction.replaying import replay
 from ebbtide.trace.model import Trace
 
 
@@ -100,6 +101,31 @@ def test_what_differs_is_named() -> None:
         "event 7 is another, or is missing"
     )
     assert first_difference(trace, longer(4)) is not None
+
+
+def freeing(order: list[int], after: int = 0) -> Trace:
+    b = Builder()
+    b.phase("forward", 1)
+    b.op("aten::mm")
+    rows = [b.alloc(size) for size in (512, 1 << 20, 3 << 20, 30 << 20)]
+    b.free(*[rows[index] for index in order[: len(order) - after]])
+    b.op("aten::mm")
+    b.alloc(2 << 20)
+    b.free(*[rows[index] for index in order[len(order) - after :]])
+    return b.build()
+
+
+@given(st.permutations(range(4)))
+def test_frees_in_a_row_may_come_in_any_order(order: list[int]) -> None:
+    one, other = freeing([0, 1, 2, 3]), freeing(order)
+    assert first_difference(one, other) is None
+    assert replay(one, one.allocs.likely_bytes) == replay(other, other.allocs.likely_bytes)
+
+
+def test_frees_at_another_place_do_not_align() -> None:
+    assert first_difference(freeing([0, 1, 2, 3], after=1), freeing([0, 1, 3, 2], after=1)) == (
+        "event 8 is another, or is missing"
+    )
 
 
 def test_names_may_be_numbered_otherwise() -> None:

@@ -118,9 +118,9 @@ def _alive(each: Prediction) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("alive then", justify="right", no_wrap=True)
     table.add_column("part", no_wrap=True)
-    table.add_column("module", overflow="fold", ratio=3)
-    table.add_column("operation", overflow="fold", ratio=2)
-    table.add_column("line", overflow="fold", ratio=2)
+    table.add_column("module", overflow="fold")
+    table.add_column("operation", overflow="fold")
+    table.add_column("line", overflow="fold")
     rows = without_numbers(each.alive)
     for row in rows[:_ALIVE_ROWS]:
         count = f"{row.category} ({row.count})" if row.count > 1 else row.category
