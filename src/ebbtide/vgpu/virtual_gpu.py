@@ -122,6 +122,17 @@ class VirtualGpu:
             raise VirtualGpuError("No virtual GPU is on. Use `with VirtualGpu(...)` around this.")
         return cls._active
 
+    @classmethod
+    def mark(cls, tensor: torch.Tensor, category: int) -> None:
+        """Say what the memory of `tensor` is for (a `trace.model.Category`).
+
+        Does nothing where no virtual GPU is on, so that workloads run on real devices too.
+        """
+        if cls._active is not None:
+            row = cls._active.mode.storages.row_of(tensor)
+            if row is not None:
+                cls._active.tape.alloc_category[row] = int(category)
+
     # -- what the parts of the API ask
 
     @property

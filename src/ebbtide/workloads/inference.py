@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ebbtide.errors import UsageError
+from ebbtide.trace.model import Category
+from ebbtide.vgpu.virtual_gpu import VirtualGpu
 from ebbtide.workloads.architecture import DTYPES, Architecture
 from ebbtide.workloads.options import WorkloadOptions
 from ebbtide.workloads.quantize import quantize
@@ -129,7 +131,9 @@ def lengthen(cache: Any, tokens: int) -> None:
             room = tokens if window is None else min(tokens, max(0, window - 1 - held.shape[-2]))
             if room:
                 more = held.new_zeros(*held.shape[:-2], room, held.shape[-1])
-                setattr(layer, name, torch.cat([held, more], dim=-2))
-                del held, more
+                longer = torch.cat([held, more], dim=-2)
+                VirtualGpu.mark(longer, Category.KV_CACHE)
+                setattr(layer, name, longer)
+                del held, more, longer
         if hasattr(layer, "cumulative_length"):
             layer.cumulative_length += tokens
