@@ -28,13 +28,31 @@ def device(name: str, context: Range | None = None) -> Device:
     return Device(gpu=find(name), context_bytes=fixed)
 
 
+# Kept apart from the catalogue, so that a better figure there changes no picture:
+# usable bytes, bandwidth in bytes/s, bfloat16 operations/s.
+FIGURES = {
+    "t4": (15_637_086_208, 320e9, 8.1e12),
+    "l4": (23_795_335_168, 300e9, 121e12),
+    "a100-40gb": (42_297_786_368, 1555e9, 312e12),
+}
+
+
+def steady(name: str) -> Device:
+    """One of `FIGURES` as a GPU."""
+    usable, bandwidth, rate = FIGURES[name]
+    gpu = replace(
+        find(name), usable_bytes=usable, bandwidth_bytes_s=bandwidth, flops={"bfloat16": rate}
+    )
+    return replace(device(name), gpu=gpu)
+
+
 @cache
 def three() -> tuple[Prediction, ...]:
     """On a T4, where it does not fit, an L4 and an A100."""
     made = predict_batches(
         {batch: training(batch, **WORKLOAD) for batch in (16, 32, 64)},
         32,
-        [device(name) for name in ("t4", "l4", "a100-40gb")],
+        [steady(name) for name in FIGURES],
     )
     return tuple(replace(each, guesses=(GUESS, *each.guesses), seconds=1.5) for each in made)
 
