@@ -84,7 +84,9 @@ def _json(replays: Sequence[DeviceReplay]) -> dict[str, Any]:
         **{name: sum(getattr(one, name) for one in replays) for name in summed},
         "peak_allocated_bytes": max(one.peak_allocated_bytes for one in replays),
         "peak_reserved_bytes": max(one.peak_reserved_bytes for one in replays),
-        "devices": [asdict(one) | {"same": one.same} for one in replays],
+        "devices": [
+            asdict(one) | {"same": one.same, "tie_break": one.tie_break.value} for one in replays
+        ],
     }
     return entry
 
@@ -96,7 +98,7 @@ def _print(replays: Sequence[DeviceReplay], console: Console) -> None:
     table.add_column("")
     for one in replays:
         table.add_column(f"GPU {one.device}", justify="right")
-    rows = (
+    rows: tuple[tuple[str, list[str]], ...] = (
         ("events recorded", [f"{one.events:,}" for one in replays]),
         ("at the same address", [_share(one.same_address, one.allocations) for one in replays]),
         (
@@ -115,6 +117,9 @@ def _print(replays: Sequence[DeviceReplay], console: Console) -> None:
         ("  at its peak", [format_bytes(one.peak_reserved_bytes) for one in replays]),
         ("  at the end", [format_bytes(one.end_reserved_bytes) for one in replays]),
     )
+    if any(one.ties_learned or one.sizes_learned for one in replays):
+        learned = [f"{one.ties_learned + one.sizes_learned:,}" for one in replays]
+        rows += (("facts about the start read off the record", learned),)
     for name, cells in rows:
         table.add_row(name, *cells)
     console.print(table)

@@ -106,6 +106,12 @@ class _Parser:
         self.config = AllocatorConfig(text=text)
 
     def parse(self) -> AllocatorConfig:
+        # Torch reads this key first: it bounds others, wherever they stand.
+        if "large_segment_size_mb" in self.tokens:
+            self.at = self.tokens.index("large_segment_size_mb") + 2
+            size = self.large_segment("large_segment_size_mb")
+            self.config = replace(self.config, large_segment_size=size)
+            self.at = 0
         while self.at < len(self.tokens):
             key = self.tokens[self.at]
             reader = _READERS.get(key)
@@ -161,7 +167,6 @@ class _Parser:
         return size
 
     def at_least_large_segment(self, key: str) -> int:
-        # The bound follows a large_segment_size_mb that stands earlier in the text.
         least = self.config.large_segment_size // MiB
         megabytes = self.number(key)
         if megabytes < least:
