@@ -4,7 +4,8 @@ The source (perf_train_gpu_one.mdx of Transformers @ 0016acf7) ran the Trainer o
 4.11 or so on torch 1.10. Today's classes do other things, so that time's are written out:
 eager attention; AdamW and Adafactor of Transformers, one parameter after another; gradients
 cleared to zero instead of dropped; gradient norm of every parameter, then clipping;
-reentrant checkpointing of each layer; autocast around the loss alone.
+reentrant checkpointing of each layer; autocast around the loss alone. torch of then kept
+softmax's input for its backward too (pytorch/pytorch#49600, ended by #65242 in 1.11).
 """
 
 from __future__ import annotations
@@ -47,6 +48,21 @@ class Embeddings(nn.Module):
         return result
 
 
+class OldSoftmax(torch.autograd.Function):
+    """Softmax over the last dimension as torch 1.10 had it: input and output are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = torch.softmax(x, dim=-1)
+        ctx.save_for_backward(x, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        x, out = ctx.saved_tensors
+        return torch._softmax_backward_data(grads[0], out, -1, x.dtype)
+
+
 class SelfAttention(nn.Module):
     """Scores, softmax and dropout, all of (batch, heads, seq, seq)."""
 
@@ -70,7 +86,8 @@ class SelfAttention(nn.Module):
         scores = torch.matmul(query, key.transpose(-1, -2))
         scores = scores / math.sqrt(query.shape[-1])
         scores = scores + mask
-        weights = nn.functional.softmax(scores, dim=-1)
+        # Autocast computes a softmax in fp32, and so its saved input is fp32.
+        weights: Tensor = OldSoftmax.apply(scores.float())  # type: ignore[no-untyped-call]
         weights = self.dropout(weights)
         context = torch.matmul(weights, value)
         context = context.permute(0, 2, 1, 3).contiguous()

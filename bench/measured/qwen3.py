@@ -11,6 +11,7 @@ FP8 and AWQ checkpoints store the linear layers of the blocks packed, embedding 
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import Any
 
@@ -117,6 +118,7 @@ def decode(
             out = model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1)
             token = out.logits[:, -1:].argmax(-1)
             del out
+        gc.collect()  # what only a cycle of Python objects holds goes at some time or other
         meter.note("end of decoding", meter.allocated())
 
 
