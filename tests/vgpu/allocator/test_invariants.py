@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +62,7 @@ def check(allocator: CachingAllocator, live: list[Block]) -> None:
             inactive_before = inactive
         assert at == segment["address"] + segment["total_size"]
         covered.append((segment["address"], at))
-    for (_, end), (start, _) in zip(covered, covered[1:], strict=False):
+    for (_, end), (start, _) in pairwise(covered):
         assert end <= start
 
     assert sum(s["total_size"] for s in segments) == allocator.memory_reserved()
