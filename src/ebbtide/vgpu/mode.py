@@ -20,7 +20,7 @@ from ebbtide.vgpu.metadata import FakeMaker, Output, Plan, describe_outputs, key
 from ebbtide.vgpu.places import Places
 from ebbtide.vgpu.shadow import Shadows
 from ebbtide.vgpu.storages import Storages
-from ebbtide.vgpu.tape import WORKSPACE, Tape
+from ebbtide.vgpu.tape import UNKNOWN, WORKSPACE, Tape
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -84,6 +84,10 @@ class VirtualMode(TorchDispatchMode):
         self.plans: dict[Any, Plan] = {}
         # While modules move, parameters stay fake on the host too.
         self.keep_host_copies_fake = False
+        # Notes that a real tensor was made in pinned memory, and returns it.
+        self.mark_pinned: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+        # What libraries keep for the device, by a name of the operation's choice.
+        self.library_state: dict[str, torch.Tensor] = {}
         self._handler_for = handler_for
         self._routes: dict[OpOverload, _Route] = {}
         self._workspaces: dict[tuple[str, bool, int], int] = {}
@@ -115,6 +119,8 @@ class VirtualMode(TorchDispatchMode):
                 if kind is not FakeTensor and kind is not torch.nn.Parameter:
                     return NotImplemented  # a wrapper subclass: it unpacks itself first
         elif not self._creates_fake(route, args, kwargs):
+            if kwargs.get("pin_memory"):  # there is no GPU to pin it for
+                return self.mark_pinned(func(*args, **{**kwargs, "pin_memory": False}))
             return func(*args, **kwargs)
         if route.handler is not None:
             return route.handler(self, func, args, kwargs)
@@ -269,27 +275,56 @@ class VirtualMode(TorchDispatchMode):
         like: torch.Tensor,
         dtype: torch.dtype,
         stride: tuple[int, ...] | None = None,
+        *,
+        span: tuple[int, int] | None = None,
+        category: int = UNKNOWN,
     ) -> torch.Tensor:
-        """A fresh tensor on `like`'s device, allocated by the current operation."""
+        """A fresh tensor on `like`'s device, allocated by the current operation.
+
+        Args:
+            shape, dtype, stride: its metadata; contiguous by default.
+            like: any fake tensor of the device.
+            span: least and most bytes it may have, where its size is a library's choice.
+            category: what it is for, if that is known.
+        """
         stride = stride or _contiguous(shape)
         output = Output(tuple(shape), stride, dtype, like.device)
         made = self.maker.make(output, [])
         if output.nbytes:
-            self.storages.add_new(made, output.nbytes)
+            self.storages.add_new(made, output.nbytes, span, category)
         return made
+
+    def view_of(
+        self, base: torch.Tensor, shape: tuple[int, ...], offset: int
+    ) -> torch.Tensor:
+        """A contiguous view of the memory of `base`, `offset` elements from its start."""
+        output = Output(shape, _contiguous(shape), base.dtype, base.device)
+        output.alias, output.offset, output.nbytes = 0, offset, 0
+        return self.maker.make(output, [base])
 
     def record_only(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Write the launch of an operation whose outputs, if any, are made elsewhere."""
+        self._use_scratch(self.launch(func, args, kwargs), 0, rest=True)
+
+    def launch(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Kernel:
+        """Write the launch alone: outputs and temporaries are the caller's."""
         key = (func, *(_shapes(value) for value in (*args, *kwargs.values())))
         plan = self.plans.get(key)
         if plan is None:
             name = func._schema.name.removeprefix("aten::")
             plan = Plan((), None, self.kernels.describe(name, args, kwargs, ()))
             self.plans[key] = plan
-        self._launch(plan.kernel)
-        self._use_scratch(plan.kernel, 0, rest=True)
+        kernel: Kernel = plan.kernel
+        self._launch(kernel)
+        return kernel
+
+    def take_scratch(self, low: int, likely: int, high: int) -> int:
+        """Memory of the current operation that is no tensor; `tape.free` gives it back."""
+        return self.tape.alloc(likely, low, high, WORKSPACE)
 
     def real_copy(self, fake: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """A real CPU tensor in place of the host copy `fake` of `source`."""

@@ -7,6 +7,7 @@ taken earlier (``from torch.cuda import is_available``) give the same answers.
 
 from __future__ import annotations
 
+import importlib
 import os
 import uuid
 from dataclasses import dataclass, field
@@ -42,6 +43,10 @@ _WHEEL_SMS = (75, 80, 86, 90, 100, 120)
 _OLD_WHEEL_SMS = (50, 60, 70, 75, 80, 86, 90)
 # cuDNN of PyTorch's CUDA 13.0 and 12.6 wheels (RELEASE.md of pytorch/pytorch).
 _CUDNN_VERSION = 91002
+# cudnnRNNMode_t, which a build without cuDNN lacks.
+_CUDNN_BINDINGS = SimpleNamespace(
+    RNNMode=SimpleNamespace(rnn_relu=0, rnn_tanh=1, lstm=2, gru=3)
+)
 _INVALID_DEVICE = (
     "CUDA error: invalid device ordinal\nThe virtual GPU is the only device: cuda:0 exists, "
     "cuda:{index} does not."
@@ -312,3 +317,4 @@ def install(vgpu: Surface, patches: PatchSet) -> None:
     cudnn = torch.backends.cudnn.m
     patches.set(cudnn, "version", lambda: _CUDNN_VERSION)
     patches.set(cudnn, "_init", lambda: True)
+    patches.set(importlib.import_module("torch.backends.cudnn.rnn").m, "_cudnn", _CUDNN_BINDINGS)

@@ -8,13 +8,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from ebbtide.vgpu.ops import attention, dynamic, foreach, transfer, values
+import torch
+
+from ebbtide.vgpu.ops import accumulate, attention, dynamic, foreach, recurrent, transfer, values
 
 _TABLE: dict[Any, Any] = {}
-for _module in (attention, dynamic, transfer, values):
+for _module in (attention, dynamic, recurrent, transfer, values):
     _TABLE.update(_module.HANDLERS)
+for _overload in accumulate.OVERLOADS:
+    _TABLE[_overload] = accumulate.over_first(_TABLE.get(_overload))
 
 
 def handler_for(func: Any) -> Any | None:
     """The handler of an ATen overload, or None if its metadata are enough."""
     return _TABLE.get(func) or foreach.handler_for(func)
+
+
+def register(mode: Any) -> torch.library.Library:
+    """Take the place of CUDA's own dispatch stubs until the returned library is destroyed."""
+    library = torch.library.Library("aten", "IMPL")
+    attention.register(mode, library)
+    recurrent.register(mode, library)
+    return library

@@ -21,19 +21,13 @@ def _in_mode(mode: Any, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
         return sdpa(*args, **kwargs, context=mode.kernels.context)
 
 
-def register(context_of: Any) -> torch.library.Library:
-    """Route CUDA attention through `sdpa` until the returned library is destroyed.
-
-    Args:
-        context_of: returns the current `KernelContext`.
-    """
-    library = torch.library.Library("aten", "IMPL")
+def register(mode: Any, library: torch.library.Library) -> None:
+    """Route CUDA attention through `sdpa` while `library` lives."""
 
     def implementation(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return sdpa(*args, **kwargs, context=context_of())
+        return sdpa(*args, **kwargs, context=mode.kernels.context)
 
     library.impl("scaled_dot_product_attention", implementation, "AutogradCUDA")
-    return library
 
 
 HANDLERS: dict[Any, Any] = {_aten.scaled_dot_product_attention.default: _in_mode}
