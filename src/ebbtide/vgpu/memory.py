@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ebbtide.vgpu.allocator import AllocatorConfig, CachingAllocator, OutOfMemory
+from ebbtide.vgpu.allocator import AllocatorConfig, CachingAllocator, OutOfMemory, memory_snapshot
 from ebbtide.vgpu.storages import Storages
 from ebbtide.vgpu.tape import ALLOC, EMPTY_CACHE, FREE, RECORD_STREAM, Tape
 
@@ -104,7 +104,11 @@ class LiveMemory:
 
     def snapshot(self) -> list[dict[str, Any]]:
         """As `torch.cuda.memory_snapshot()`."""
-        return self.catch_up().snapshot()
+        return memory_snapshot(self.catch_up())
+
+    def set_fraction(self, fraction: float) -> None:
+        """As `torch.cuda.set_per_process_memory_fraction`."""
+        self.catch_up().set_memory_fraction(fraction)
 
     def free_bytes(self) -> int:
         """What `torch.cuda.mem_get_info()` calls free."""

@@ -37,6 +37,29 @@ _COUNT = frozenset(
 )
 
 
+_INFINITE = (float("inf"), float("-inf"))
+_SOUND = frozenset({_aten.isfinite.default})
+_UNSOUND = frozenset(
+    {_aten.isnan.default, _aten.isinf.default, _aten.isposinf.default, _aten.isneginf.default}
+)
+
+
+def _soundness(func: Any, args: tuple[Any, ...]) -> bool | None:
+    """What a test for infinite or not-a-number finds in sound values; None: no such test.
+
+    `isfinite` is a composite: it arrives as ``x == x`` and ``abs(x) != inf``.
+    """
+    if func in _SOUND or func in _UNSOUND:
+        return func in _SOUND
+    same = func is _aten.eq.Tensor or func is _aten.ne.Tensor
+    if same and args[0] is args[1]:
+        return bool(func is _aten.eq.Tensor)
+    infinite = func is _aten.eq.Scalar or func is _aten.ne.Scalar
+    if infinite and args[1] in _INFINITE:
+        return bool(func is _aten.ne.Scalar)
+    return None
+
+
 class Unknown(Exception):  # noqa: N818 - not an error: control flow inside this module
     """A value that nothing is known of."""
 
@@ -92,7 +115,9 @@ class Shadows:
         known = self.known(tensor)
         if known is not None:
             return known
-        if not tensor.dtype.is_floating_point and self.small(tensor.shape, tensor.dtype):
+        # Unknown numbers are ids or sizes: zeros serve. An unknown answer stays unknown.
+        whole = tensor.dtype is not torch.bool and not tensor.dtype.is_floating_point
+        if whole and self.small(tensor.shape, tensor.dtype):
             return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype)
         raise Unknown
 
@@ -130,10 +155,34 @@ class Shadows:
         if isinstance(value, torch.Tensor) and value.shape == result.shape:
             setattr(result, _VALUE, value)
 
+    def follow_lists(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Repeat an operation that changes its first list on those of its tensors that are known.
+
+        Optimizers keep step counts and products of coefficients that way.
+        """
+        first = args[0]
+        for index, tensor in enumerate(first):
+            known = getattr(tensor, _VALUE, None)
+            if known is None:
+                continue
+            alone = tuple(
+                [value[index]] if isinstance(value, list) and len(value) == len(first) else value
+                for value in args
+            )
+            with _disable_current_modes(), torch.no_grad():
+                try:
+                    func(*self._swap(alone), **{n: self._swap(v) for n, v in kwargs.items()})
+                except Exception:
+                    # Unknown, or no such kernel on the CPU: the value is lost.
+                    setattr(tensor, _VALUE, None)
+
     def _guess(self, func: Any, args: tuple[Any, ...], result: torch.Tensor) -> None:
         """The values went in unknown: say what holds when nothing is wrong."""
+        sound = _soundness(func, args)
         if func in _ALL:
             value = torch.ones(tuple(result.shape), dtype=torch.bool)
+        elif sound is not None:
+            value = torch.full(tuple(result.shape), sound)
         elif func in _COUNT and not result.dtype.is_floating_point and result.numel():
             each = args[0].numel() // result.numel()
             value = torch.full(tuple(result.shape), each, dtype=result.dtype)

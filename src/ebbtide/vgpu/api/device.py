@@ -44,9 +44,7 @@ _OLD_WHEEL_SMS = (50, 60, 70, 75, 80, 86, 90)
 # cuDNN of PyTorch's CUDA 13.0 and 12.6 wheels (RELEASE.md of pytorch/pytorch).
 _CUDNN_VERSION = 91002
 # cudnnRNNMode_t, which a build without cuDNN lacks.
-_CUDNN_BINDINGS = SimpleNamespace(
-    RNNMode=SimpleNamespace(rnn_relu=0, rnn_tanh=1, lstm=2, gru=3)
-)
+_CUDNN_BINDINGS = SimpleNamespace(RNNMode=SimpleNamespace(rnn_relu=0, rnn_tanh=1, lstm=2, gru=3))
 _INVALID_DEVICE = (
     "CUDA error: invalid device ordinal\nThe virtual GPU is the only device: cuda:0 exists, "
     "cuda:{index} does not."
@@ -169,6 +167,9 @@ def _core(vgpu: Surface) -> dict[str, Any]:
         "_cuda_getCurrentBlasHandle": lambda: handle,
         "_cuda_getCurrentSolverHandle": lambda: handle,
         "_cuda_get_conv_benchmark_empty_cache": lambda: False,
+        "_cuda_tunableop_is_enabled": lambda: False,
+        "_cuda_tunableop_tuning_is_enabled": lambda: False,
+        "_cuda_record_untuned_is_enabled": lambda: False,
     }
 
 
@@ -203,14 +204,18 @@ _REFUSED = {
     "_cuda_jiterator_compile_and_launch_kernel": "torch.cuda.jiterator",
     "_cuda_tunableop_enable": "torch.cuda.tunable",
     "_cuda_tunableop_tuning_enable": "torch.cuda.tunable",
+    "_cuda_record_untuned_enable": "torch.cuda.tunable",
+    "_nccl_all_reduce": "torch.cuda.nccl",
+    "_nccl_broadcast": "torch.cuda.nccl",
+    "_nccl_init_rank": "torch.cuda.nccl",
 }
 
 
 def _refuse(what: str) -> Any:
     def refused(*args: Any, **kwargs: Any) -> Any:
         raise VirtualGpuError(
-            f"{what} needs a real GPU: it compiles or measures kernels, which the virtual GPU "
-            "does not run. Leave it out of the run that is predicted."
+            f"{what} needs a real GPU: it compiles, measures or connects kernels, which the "
+            "virtual GPU does not run. Leave it out of the run that is predicted."
         )
 
     return refused

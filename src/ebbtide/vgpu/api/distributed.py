@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from ebbtide.errors import VirtualGpuError
-from ebbtide.vgpu.api.surface import Surface
+from ebbtide.vgpu.api.surface import CUDA, Surface
 from ebbtide.vgpu.patches import PatchSet
 
 _NAME = "ebbtide"
@@ -143,6 +143,16 @@ def _register(patches: PatchSet) -> None:
     patches.set_item(backend._plugins, _NAME.upper(), None)
 
 
+def _one_device() -> dict[str, Callable[..., Any]]:
+    """What `torch.nn.DataParallel` and `torch.cuda.comm` call, for the one device there is."""
+    return {
+        "_scatter": lambda tensor, devices, *_: (tensor.to(CUDA),),
+        "_gather": lambda tensors, dim, destination: torch.cat(list(tensors), dim or 0),
+        "_broadcast": lambda tensor, devices: [tensor.to(CUDA)],
+        "_broadcast_coalesced": lambda tensors, devices, size: [[t.to(CUDA) for t in tensors]],
+    }
+
+
 def _leave_group() -> None:
     if dist.is_initialized() and isinstance(dist.group.WORLD, LocalGroup):
         dist.destroy_process_group()
@@ -169,5 +179,6 @@ def install(vgpu: Surface, patches: PatchSet) -> None:
         patches.set(parallel, name, lambda *args, **kwargs: None)
     patches.set(torch._C, "_nccl_version", lambda: _NCCL)
     patches.set(torch._C, "_nccl_version_suffix", lambda: b"")
+    patches.set_all(torch._C, _one_device())
     # Reads the GPU's own timers.
     patches.set(dist.Logger, "set_runtime_stats_and_log", lambda self: None)

@@ -47,8 +47,15 @@ def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tens
     return parameter
 
 
-def _is_plain(parameter: torch.Tensor | None) -> bool:
-    return parameter is None or isinstance(parameter, FakeTensor) or type(parameter) is Parameter
+def _is_plain(parameter: torch.Tensor) -> bool:
+    return isinstance(parameter, FakeTensor) or type(parameter) is Parameter
+
+
+def _aim(lazy: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Remember where a parameter without a shape has been moved to."""
+    with torch.no_grad():
+        sample = function(torch.empty(0, dtype=lazy.data.dtype))
+    lazy._ebbtide_target = (sample.device, sample.dtype)
 
 
 def _apply(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,18 +65,24 @@ def _apply(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., Any]:
         if recurse:
             for child in self.children():
                 child._apply(fn)
-        if not all(_is_plain(parameter) for parameter in self._parameters.values()):
+        parameters = [tensor for tensor in self._parameters.values() if tensor is not None]
+        lazy = [tensor for tensor in parameters if isinstance(tensor, UninitializedTensorMixin)]
+        if not lazy and not all(_is_plain(tensor) for tensor in parameters):
             return original(self, fn, False)  # wrapper subclasses: PyTorch knows how
         mode, before = vgpu.mode, vgpu.mode.keep_host_copies_fake
         mode.keep_host_copies_fake = True  # `model.cpu()`: parameters stay fake there too
         try:
-            for parameter in self._parameters.values():
-                if parameter is not None:
+            for parameter in parameters:
+                if isinstance(parameter, UninitializedTensorMixin):
+                    _aim(parameter, fn)
+                else:
                     _move(parameter, fn)
         finally:
             mode.keep_host_copies_fake = before
         for name, buffer in self._buffers.items():
-            if buffer is not None:
+            if isinstance(buffer, UninitializedTensorMixin):
+                _aim(buffer, fn)
+            elif buffer is not None:
                 self._buffers[name] = fn(buffer)
         return self
 
@@ -83,8 +96,9 @@ def _materialize(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., A
         if not active(vgpu):
             original(self, shape, device, dtype)
             return
-        target = torch.device(device) if device is not None else self.data.device
-        value = torch.empty(shape, device=target, dtype=dtype or self.data.dtype)
+        aimed = getattr(self, "_ebbtide_target", (self.data.device, self.data.dtype))
+        target = torch.device(device) if device is not None else aimed[0]
+        value = torch.empty(shape, device=target, dtype=dtype or aimed[1])
         if not isinstance(value, FakeTensor):
             value = faked(vgpu, value)
         self.__class__ = self.cls_to_become

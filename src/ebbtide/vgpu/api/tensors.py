@@ -140,6 +140,12 @@ def _deepcopy(self: FakeTensor, memo: dict[int, Any]) -> Any:
     return made
 
 
+def _set_data(target: torch.Tensor, value: torch.Tensor) -> None:
+    # Under a function mode PyTorch would look `Tensor.data` up again and find ours.
+    with torch._C.DisableTorchFunction():
+        _DATA.__set__(target, value)
+
+
 def adopt(target: torch.Tensor, value: FakeTensor) -> None:
     """Make the real tensor `target` the fake `value` while it stays the same object.
 
@@ -156,7 +162,7 @@ def adopt(target: torch.Tensor, value: FakeTensor) -> None:
             device_for_backend_keys=value.fake_device,
         )
         fresh.__dict__.update(value.__dict__)
-        _DATA.__set__(fresh, value)
+        _set_data(fresh, value)
     torch.utils.swap_tensors(target, fresh)
     target.requires_grad_(requires_grad)
     if is_parameter:
@@ -170,7 +176,7 @@ def _fake_data(vgpu: Surface) -> property:
     def replace(self: FakeTensor, value: torch.Tensor) -> None:
         if not isinstance(value, FakeTensor):
             value = faked(vgpu, value)
-        _DATA.__set__(self, value)
+        _set_data(self, value)
         self._fake_device = value._fake_device
         shadows = vgpu.mode.shadows
         shadows.remember(self, shadows.known(value))
@@ -186,7 +192,7 @@ def _real_data(vgpu: Surface) -> property:
         if isinstance(value, FakeTensor):
             adopt(self, value)
         else:
-            _DATA.__set__(self, value)
+            _set_data(self, value)
 
     return property(get, replace)
 
@@ -207,9 +213,12 @@ class Pinned:
         if isinstance(tensor, FakeTensor) or self.holds(tensor):
             return tensor
         with torch.no_grad():
-            copied = tensor.detach().clone()
-        self._storages.add(copied.untyped_storage())
-        return copied
+            return self.mark(tensor.detach().clone())
+
+    def mark(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Note that the tensor lies in pinned memory; returns it."""
+        self._storages.add(tensor.untyped_storage())
+        return tensor
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's storage is pinned."""
@@ -287,6 +296,7 @@ def install(vgpu: Surface, patches: PatchSet) -> None:
     """Give fake tensors the rest of a tensor's interface."""
     _keep_defaults(patches)
     pinned = Pinned()
+    vgpu.mode.mark_pinned = pinned.mark
     patches.set_all(
         FakeTensor,
         {

@@ -41,9 +41,7 @@ def _one_at_a_time(vgpu: Surface, patches: PatchSet) -> None:
     patches.set(kind, "__torch_dispatch__", locked)
 
 
-def _start(
-    vgpu: Surface, patches: PatchSet, original: Callable[..., None]
-) -> Callable[..., None]:
+def _start(vgpu: Surface, patches: PatchSet, original: Callable[..., None]) -> Callable[..., None]:
     alone = True
 
     @functools.wraps(original)

@@ -15,6 +15,8 @@ _REDUCING = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum"})
 
 def _in_place(mode: Any, func: Any, args: Any, kwargs: Any) -> None:
     mode.record_only(func, args, kwargs)
+    if func._schema.name.startswith("aten::_foreach_"):
+        mode.shadows.follow_lists(func, args, kwargs)
 
 
 def _out_of_place(mode: Any, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
