@@ -65,9 +65,8 @@ class Checkpoint:
         stated = ((self.config or {}).get("quantization_config") or {}).get("quant_method")
         counted: Counter[str] = Counter()
         for tensor in self.tensors.values():
-            counted[QUANTIZED.get(tensor.dtype, "")] += tensor.bytes
-            if tensor.dtype == "U8" and stated == "bitsandbytes":
-                counted["nf4"] += tensor.bytes
+            packed = "nf4" if tensor.dtype == "U8" and stated == "bitsandbytes" else ""
+            counted[QUANTIZED.get(tensor.dtype, packed)] += tensor.bytes
         return counted.most_common(1)[0][0] or None if counted else None
 
 

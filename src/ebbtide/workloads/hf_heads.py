@@ -58,7 +58,7 @@ def model_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     for name in config.architectures or ():
         found = getattr(transformers, name, None)
         if inspect.isclass(found):
-            return found  # type: ignore[no-any-return]
+            return found
     for task in TASKS:
         mapping = getattr(modeling_auto, task, None)
         found = _look_up(mapping, config)

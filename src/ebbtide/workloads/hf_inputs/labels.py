@@ -9,7 +9,6 @@ import torch
 
 from ebbtide.workloads.hf_inputs.request import Request, first, image_size, vocabulary
 
-
 OBJECTS = 3
 
 
