@@ -85,7 +85,7 @@ class _Machine:
                 memo[len(memo)] = stack[-1]
             elif code == 0x8A:  # LONG1
                 end = at + 1 + data[at]
-                if end - at > _LONGEST_INT:
+                if data[at] > _LONGEST_INT:
                     raise SnapshotError(f"the pickle holds a number of {data[at]} bytes")
                 push(from_bytes(data[at + 1 : end], "little", signed=True))
                 at = end
