@@ -117,7 +117,7 @@ def test_console_example(block: Block, workplace: Path) -> None:
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=workplace,
-            env={**os.environ, "PATH": path, "COLUMNS": "100", "NO_COLOR": "1"},
+            env={**os.environ, "PATH": path, "COLUMNS": "80", "NO_COLOR": "1"},
             capture_output=True,
             text=True,
             timeout=300,
