@@ -31,6 +31,7 @@ PAGES = [
     ROOT / "examples" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+SNAPSHOT = ROOT / "tests/data/snapshots/wed_medium_1024_training_memory_snapshot.pickle.gz"
 FENCE = re.compile(
     r"(?:^<!-- not run: (?P<reason>.+?) -->\n+)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -88,8 +89,9 @@ def shape(shown: str) -> re.Pattern[str]:
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
-    """A folder in which an example may write, with the repository's examples in it."""
+    """A folder in which an example may write, with the examples and a real snapshot in it."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "snapshot.pickle.gz").symlink_to(SNAPSHOT)
     return tmp_path
 
 
