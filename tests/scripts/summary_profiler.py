@@ -35,7 +35,8 @@ handles: list[RemovableHandle] = [
 ]
 optimizer = torch.optim.NAdam(model.parameters())
 with profile(
-    activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=1), record_shapes=True
+    activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
+    record_shapes=True,
 ) as prof:
     for _ in range(2):
         with record_function("train_step"):

@@ -123,7 +123,8 @@ def _own(owner: Any, name: str) -> Any:
 
 def _swap_in_modules(pairs: list[tuple[Any, Any]]) -> None:
     wanted = {id(old): new for old, new in pairs}
-    for module in list(sys.modules.values()):
+    modules: list[Any] = list(sys.modules.values())  # anything may be in there
+    for module in modules:
         if not isinstance(module, ModuleType) or module.__name__.startswith(_KEEP):
             continue
         names = vars(module)

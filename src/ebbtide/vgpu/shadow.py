@@ -84,8 +84,8 @@ class Shadows:
             return count <= _MOST_FLOATS
         return count <= _MOST_INTEGERS
 
-    def remember(self, fake: torch.Tensor, value: torch.Tensor) -> None:
-        """`fake` is known to hold `value`."""
+    def remember(self, fake: torch.Tensor, value: torch.Tensor | None) -> None:
+        """`fake` is known to hold `value`; with None, nothing is known of it."""
         setattr(fake, _VALUE, value)
 
     def remember_real(self, fake: torch.Tensor, real: torch.Tensor) -> None:

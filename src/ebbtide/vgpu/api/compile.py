@@ -31,12 +31,12 @@ class OptimizedModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
-        return self._modules["_orig_mod"](*args, **kwargs)
+        return self._orig_mod(*args, **kwargs)
 
     @property
     def training(self) -> bool:
         """That of the module."""
-        return bool(self._modules["_orig_mod"].training)
+        return bool(self._orig_mod.training)
 
     @training.setter
     def training(self, value: bool) -> None:

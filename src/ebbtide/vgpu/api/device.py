@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ebbtide.errors import VirtualGpuError
-from ebbtide.vgpu.api.surface import Surface
+from ebbtide.vgpu.api.surface import Surface, capability_of
 from ebbtide.vgpu.patches import PatchSet
 
 # CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability":
@@ -95,7 +95,7 @@ class DeviceProperties:
 def properties_of(vgpu: Surface) -> DeviceProperties:
     """The properties object of the virtual GPU."""
     spec = vgpu.spec
-    capability = spec.compute_capability
+    capability = capability_of(vgpu)
     known = [limit for limit in _LIMITS if limit <= capability]
     threads, shared = _LIMITS[max(known, default=(7, 0))]
     return DeviceProperties(
@@ -143,7 +143,7 @@ class _SyncDebug:
 
 
 def _core(vgpu: Surface) -> dict[str, Any]:
-    capability = vgpu.spec.compute_capability
+    capability = capability_of(vgpu)
     home = os.getpid()
     debug = _SyncDebug()
     handle = 0x7F00_0000_0000  # an opaque pointer; nothing lies behind it
@@ -230,6 +230,7 @@ class Runtime:
         success = 0
 
         def __new__(cls, code: int = 0) -> Any:
+            """The code as it is."""
             return code
 
     class cudaOutputMode:
@@ -297,7 +298,7 @@ def _state(vgpu: Surface) -> dict[str, Any]:
         "_initialized": True,
         "_cached_device_count": 1,
         "_cudart": Runtime(vgpu),
-        "_is_in_bad_fork": torch._C._cuda_isInBadFork,
+        "_is_in_bad_fork": vars(torch._C)["_cuda_isInBadFork"],
         "_exchange_device": _exchange,
         "_maybe_exchange_device": _exchange,
         "_get_device_properties": lambda index: properties_of(vgpu),
@@ -316,10 +317,10 @@ def install(vgpu: Surface, patches: PatchSet) -> None:
     patches.set_all(torch.cuda, _state(vgpu))
     patches.set(torch.cuda.nvtx, "_nvtx", _Ranges())
     if torch.version.cuda is None:
-        new = vgpu.spec.compute_capability >= (7, 5)
+        new = capability_of(vgpu) >= (7, 5)
         patches.set(torch.version, "cuda", "13.0" if new else "12.6")
     # The module behind the one that Python sees: its own functions ask it.
-    cudnn = torch.backends.cudnn.m
+    cudnn = vars(torch.backends.cudnn)["m"]  # the module behind a property holder
     patches.set(cudnn, "version", lambda: _CUDNN_VERSION)
     patches.set(cudnn, "_init", lambda: True)
     patches.set(importlib.import_module("torch.backends.cudnn.rnn").m, "_cudnn", _CUDNN_BINDINGS)

@@ -12,13 +12,14 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch.futures import Future
 
 from ebbtide.errors import VirtualGpuError
 from ebbtide.vgpu.api.surface import CUDA, Surface
 from ebbtide.vgpu.patches import PatchSet
 
+dist: Any = torch.distributed
 _NAME = "ebbtide"
 # NCCL 2.29.3, pinned by PyTorch (.ci/docker/ci_commit_pins/nccl.txt @ 0baa077).
 _NCCL = (2 << 32) | (29 << 16) | 3
@@ -27,7 +28,8 @@ _NCCL = (2 << 32) | (29 << 16) | 3
 def _done(result: Any) -> Any:
     future: Future[Any] = Future()
     future.set_result(result)
-    return torch._C._distributed_c10d._create_work_from_future(future)
+    c10d: Any = torch._C._distributed_c10d
+    return c10d._create_work_from_future(future)
 
 
 def _flat(tensors: Any) -> list[torch.Tensor]:
@@ -44,7 +46,7 @@ def _copy(outputs: Any, inputs: Any) -> Any:
 
 if dist.is_available():
 
-    class LocalGroup(dist.ProcessGroup):
+    class LocalGroup(dist.ProcessGroup):  # type: ignore[misc]
         """A process group of one: reducing changes nothing, gathering copies."""
 
         def __init__(self, asked: str) -> None:

@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.parameter import Parameter, UninitializedTensorMixin
+from torch.nn import parameter as _parameter
+from torch.nn.parameter import Parameter
 
 from ebbtide.vgpu.api.surface import CUDA, Surface, active, faked
 from ebbtide.vgpu.api.tensors import adopt
 from ebbtide.vgpu.patches import PatchSet
+
+_Lazy: Any = vars(_parameter)["UninitializedTensorMixin"]
 
 
 def _new_parameter(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,21 +69,21 @@ def _apply(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., Any]:
             for child in self.children():
                 child._apply(fn)
         parameters = [tensor for tensor in self._parameters.values() if tensor is not None]
-        lazy = [tensor for tensor in parameters if isinstance(tensor, UninitializedTensorMixin)]
+        lazy = [tensor for tensor in parameters if isinstance(tensor, _Lazy)]
         if not lazy and not all(_is_plain(tensor) for tensor in parameters):
             return original(self, fn, False)  # wrapper subclasses: PyTorch knows how
         mode, before = vgpu.mode, vgpu.mode.keep_host_copies_fake
         mode.keep_host_copies_fake = True  # `model.cpu()`: parameters stay fake there too
         try:
             for parameter in parameters:
-                if isinstance(parameter, UninitializedTensorMixin):
+                if isinstance(parameter, _Lazy):
                     _aim(parameter, fn)
                 else:
                     _move(parameter, fn)
         finally:
             mode.keep_host_copies_fake = before
         for name, buffer in self._buffers.items():
-            if isinstance(buffer, UninitializedTensorMixin):
+            if isinstance(buffer, _Lazy):
                 _aim(buffer, fn)
             elif buffer is not None:
                 self._buffers[name] = fn(buffer)
@@ -99,11 +102,11 @@ def _materialize(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., A
         aimed = getattr(self, "_ebbtide_target", (self.data.device, self.data.dtype))
         target = torch.device(device) if device is not None else aimed[0]
         value = torch.empty(shape, device=target, dtype=dtype or aimed[1])
-        if not isinstance(value, FakeTensor):
-            value = faked(vgpu, value)
         self.__class__ = self.cls_to_become
-        if isinstance(self, Parameter) or value.fake_device.type == "cuda":
+        if isinstance(value, FakeTensor):
             adopt(self, value)
+        elif isinstance(self, Parameter):
+            adopt(self, faked(vgpu, value))
         else:
             self.data = value
 
@@ -127,6 +130,4 @@ def install(vgpu: Surface, patches: PatchSet) -> None:
     """Make parameters fake and modules move in place."""
     patches.set(Parameter, "__new__", staticmethod(_new_parameter(vgpu, Parameter.__new__)))
     patches.wrap(torch.nn.Module, "_apply", lambda original: _apply(vgpu, original))
-    patches.wrap(
-        UninitializedTensorMixin, "materialize", lambda original: _materialize(vgpu, original)
-    )
+    patches.wrap(_Lazy, "materialize", lambda original: _materialize(vgpu, original))

@@ -19,17 +19,21 @@ _DEFAULT_SEED = 67280421310721  # c10::detail::default_rng_seed_val, ATen/core/G
 _WORD = 8  # the state is a seed and an offset of 8 bytes each (CUDAGeneratorImpl.cpp)
 
 
-class _Accepts(type(torch._C.Generator)):  # type: ignore[misc]
+_Base: Any = torch._C.Generator
+
+
+class _Accepts(type(_Base)):  # type: ignore[misc]
     """`isinstance(x, torch.Generator)` holds for PyTorch's own generators too."""
 
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, torch._C.Generator)
 
 
-class Generator(torch._C.Generator, metaclass=_Accepts):
+class Generator(_Base, metaclass=_Accepts):  # type: ignore[misc]
     """`torch.Generator`: PyTorch's own for the CPU, one without numbers for `cuda`."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
+        """PyTorch's own unless the device is `cuda` or a number."""
         index = isinstance(device, int)
         if not index and torch.device(device).type != "cuda":
             return torch._C.Generator(device)

@@ -29,7 +29,12 @@ def _kind(arguments: tuple[Any, ...], named: dict[str, Any]) -> str:
     return "cuda" if isinstance(device, int) else torch.device(device).type
 
 
-class _AcceptsBase(type(torch._C.Stream)):  # type: ignore[misc]
+# Typed as anything: the replacements take each other where the originals take originals.
+_BaseStream: Any = torch._C.Stream
+_BaseEvent: Any = torch._C.Event
+
+
+class _AcceptsBase(type(_BaseStream)):  # type: ignore[misc]
     """Makes `isinstance` as wide as PyTorch's own class."""
 
     def __instancecheck__(cls, value: Any) -> bool:
@@ -67,10 +72,11 @@ class Timeline:
         cls.vgpu, cls.pool, cls.events = vgpu, StreamPool(), itertools.count(1)
 
 
-class Stream(torch._C.Stream, metaclass=_AcceptsBase):
+class Stream(_BaseStream, metaclass=_AcceptsBase):  # type: ignore[misc]
     """A stream of the virtual GPU; the interface is that of `torch.cuda.Stream`."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **named: Any) -> Any:
+        """One of the pool, or the one that the keywords name; PyTorch's own off `cuda`."""
         if device is not None and _kind((device,), {}) != "cuda":
             return torch._C.Stream(device, priority=priority, **named)
         number = named.get("stream_id")
@@ -150,13 +156,15 @@ class ExternalStream(Stream):
     """A stream made by another library; known by its handle."""
 
     def __new__(cls, stream_ptr: int, device: Any = None, **named: Any) -> Any:
+        """The stream of that handle."""
         return super().__new__(cls, stream_ptr=stream_ptr)
 
 
-class Event(torch._C.Event, metaclass=_AcceptsBase):
+class Event(_BaseEvent, metaclass=_AcceptsBase):  # type: ignore[misc]
     """An event of the virtual GPU; the interface is that of `torch.cuda.Event`."""
 
     def __new__(cls, *arguments: Any, **named: Any) -> Any:
+        """An event not yet recorded; PyTorch's own off `cuda`."""
         if "device" in named and _kind((), named) != "cuda":
             return torch._C.Event(*arguments, **named)
         return super().__new__(cls, device=CUDA)

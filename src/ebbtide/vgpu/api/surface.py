@@ -3,75 +3,46 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from ebbtide.errors import VirtualGpuError
+from ebbtide.gpus import Gpu
+from ebbtide.vgpu.clock import VirtualClock
+from ebbtide.vgpu.memory import LiveMemory
+from ebbtide.vgpu.mode import VirtualMode
 
 CUDA = torch.device("cuda", 0)
 # FakeTensorMode is not made for several threads at once: whoever uses it holds this.
 LOCK = threading.RLock()
 
 
-class Spec(Protocol):
-    """The part of `ebbtide.gpus.Gpu` that a program can ask for."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def usable_bytes(self) -> int: ...
-    @property
-    def compute_capability(self) -> tuple[int, int]: ...
-    @property
-    def sm_count(self) -> int: ...
-    @property
-    def l2_bytes(self) -> int: ...
-
-
-class Memory(Protocol):
-    """The allocator model's answers, in bytes."""
-
-    def memory_allocated(self) -> int: ...
-    def memory_reserved(self) -> int: ...
-    def max_memory_allocated(self) -> int: ...
-    def max_memory_reserved(self) -> int: ...
-    def reset_peak(self) -> None: ...
-    def empty_cache(self) -> None: ...
-    def stats(self) -> dict[str, Any]: ...
-    def snapshot(self) -> Any: ...
-    def free_bytes(self) -> int: ...
-    def set_fraction(self, fraction: float) -> None: ...
-    def record_stream(self, tensor: torch.Tensor, stream_id: int) -> None: ...
-
-
-class Clock(Protocol):
-    """The virtual clock, in seconds; streams and events are known by number."""
-
-    def record(self, event: int, stream: int = 0) -> None: ...
-    def wait(self, stream: int, event: int) -> None: ...
-    def query(self, event: int) -> bool: ...
-    def elapsed(self, start: int, end: int) -> float: ...
-    def synchronize(self, stream: int | None = None, *, event: int | None = None) -> float: ...
-
-
 class Surface(Protocol):
     """A virtual GPU as the replacements see it."""
 
-    spec: Spec
-    memory: Memory
-    clock: Clock
+    spec: Gpu
+    memory: LiveMemory
+    clock: VirtualClock
     fake_mode: FakeTensorMode
-    mode: Any
-    stream: int
+    mode: VirtualMode
+
+    @property
+    def stream(self) -> int:
+        """Number of the current stream; 0 is the default one."""
+
+    @stream.setter
+    def stream(self, number: int) -> None: ...
 
     def guess(self, kind: str, text: str) -> None:
         """List something that had to be guessed."""
 
-    def value_of(self, tensor: FakeTensor) -> torch.Tensor:
+    def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The known value of a fake tensor as a real CPU tensor, or a dummy (listed)."""
 
-    def make_fake(self, tensor: torch.Tensor, device: torch.device) -> FakeTensor:
+    def make_fake(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A fake tensor on `device` shaped like the real `tensor`, of which it shares nothing."""
 
 
@@ -83,10 +54,18 @@ def active(vgpu: Surface) -> bool:
     return any(mode is vgpu.mode for mode in _get_current_dispatch_mode_stack())
 
 
-def faked(vgpu: Surface, tensor: torch.Tensor) -> torch.Tensor:
+def capability_of(vgpu: Surface) -> tuple[int, int]:
+    """The compute capability; a virtual GPU is always a CUDA device and has one."""
+    capability = vgpu.spec.compute_capability
+    if capability is None:
+        raise VirtualGpuError(f"{vgpu.spec.name} is no CUDA device.")
+    return capability
+
+
+def faked(vgpu: Surface, tensor: torch.Tensor) -> FakeTensor:
     """A fake tensor on the device of the real `tensor`, of which it shares nothing."""
     with LOCK:
-        return vgpu.make_fake(tensor.detach(), tensor.device)
+        return cast(FakeTensor, vgpu.make_fake(tensor.detach(), tensor.device))
 
 
 def empty_fake(

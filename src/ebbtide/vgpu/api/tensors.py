@@ -26,7 +26,7 @@ _NO_NUMPY = (
 _NEEDS_DETACH = (
     "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
 )
-_DATA = torch._C.TensorBase.data
+_DATA: Any = torch._C.TensorBase.data
 _BASE_DATA_PTR = torch.UntypedStorage.data_ptr
 _ADDRESS_SHIFT = 5  # a storage's own address is a multiple of 16; CUDA's are of 512
 
@@ -48,7 +48,7 @@ def _storage_data_ptr(storage: torch.UntypedStorage) -> int:
 
 def _data_ptr(tensor: FakeTensor) -> int:
     base = address_of(tensor.untyped_storage())
-    return base + tensor.storage_offset() * tensor.element_size() if base else 0
+    return base + int(tensor.storage_offset()) * tensor.element_size() if base else 0
 
 
 # -- reading values
@@ -174,12 +174,11 @@ def _fake_data(vgpu: Surface) -> property:
         return _DATA.__get__(self)
 
     def replace(self: FakeTensor, value: torch.Tensor) -> None:
-        if not isinstance(value, FakeTensor):
-            value = faked(vgpu, value)
-        _set_data(self, value)
-        self._fake_device = value._fake_device
+        fake = value if isinstance(value, FakeTensor) else faked(vgpu, value)
+        _set_data(self, fake)
+        self._fake_device = fake._fake_device
         shadows = vgpu.mode.shadows
-        shadows.remember(self, shadows.known(value))
+        shadows.remember(self, shadows.known(fake))
 
     return property(get, replace)
 
