@@ -174,4 +174,4 @@ def generate(model: nn.Module, device: torch.device, meter: Meter) -> None:
         cache = DynamicCache(config=model.config)  # type: ignore[arg-type]
         for length in (PROMPT + GENERATED, 1):
             ids = torch.randint(0, 1000, (1, length)).to(device)
-            model(input_ids=ids, past_key_values=cache, use_cache=True)
+            model(input_ids=ids, cache=cache, use_cache=True)

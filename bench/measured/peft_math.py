@@ -106,5 +106,5 @@ def _evaluate(model: nn.Module, device: torch.device) -> None:
         ids = torch.randint(0, 1000, (EVAL_BATCH, prompt)).to(device)
         for _ in range(2):
             mask = torch.ones_like(ids)
-            out = model(input_ids=ids, attention_mask=mask, past_key_values=cache, logits_to_keep=1)
+            out = model(input_ids=ids, attention_mask=mask, cache=cache, logits_to_keep=1)
             ids = out.logits[:, -1:].argmax(-1)

@@ -110,12 +110,12 @@ def decode(
     with torch.inference_mode():
         cache: Any = DynamicCache(config=model.config)
         ids = torch.randint(0, 1000, (1, prompt)).to(device)
-        out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        out = model(input_ids=ids, cache=cache, use_cache=True, logits_to_keep=1)
         token = out.logits[:, -1:].argmax(-1)
         del out
         _lengthen(cache, prompt + generated - 2)
         for _ in range(2):
-            out = model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            out = model(input_ids=token, cache=cache, use_cache=True, logits_to_keep=1)
             token = out.logits[:, -1:].argmax(-1)
             del out
         gc.collect()  # what only a cycle of Python objects holds goes at some time or other

@@ -21,13 +21,13 @@ IMAGE = 86
 
 
 def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
-    """The class of `torch.optim`, or Transformers' Adafactor.
+    """The class of `torch.optim`.
 
     Raises:
         ValueError: no such optimizer.
     """
     found = getattr(torch.optim, name, None)
-    if found is None or not issubclass(found, torch.optim.Optimizer):
+    if not isinstance(found, type) or not issubclass(found, torch.optim.Optimizer):
         raise ValueError(f"torch.optim has no {name!r}")
     result: type[torch.optim.Optimizer] = found
     return result
