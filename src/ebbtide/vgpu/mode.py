@@ -330,7 +330,9 @@ class VirtualMode(TorchDispatchMode):
         """A real CPU tensor in place of the host copy `fake` of `source`."""
         known = self.shadows.known(source)
         with _disable_current_modes():
-            real = torch.empty_strided(tuple(fake.shape), fake.stride(), dtype=fake.dtype)
+            real = torch.empty_strided(
+                tuple(fake.shape), fake.stride(), dtype=fake.dtype, device="cpu"
+            )
             if known is None:
                 self.note("host-copy", "a tensor was copied to the host: it holds dummies there")
                 return real.fill_(1 if fake.dtype.is_floating_point else 0)

@@ -109,7 +109,7 @@ class Shadows:
         self._note("value", f"{what} of a tensor on the GPU was asked for and is not known")
         with _disable_current_modes():
             fill = torch.ones if tensor.dtype.is_floating_point else torch.zeros
-            return fill(tuple(tensor.shape), dtype=tensor.dtype)
+            return fill(tuple(tensor.shape), dtype=tensor.dtype, device=_CPU)
 
     def _operand(self, tensor: torch.Tensor) -> torch.Tensor:
         known = self.known(tensor)
@@ -118,7 +118,7 @@ class Shadows:
         # Unknown numbers are ids or sizes: zeros serve. An unknown answer stays unknown.
         whole = tensor.dtype is not torch.bool and not tensor.dtype.is_floating_point
         if whole and self.small(tensor.shape, tensor.dtype):
-            return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype)
+            return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype, device=_CPU)
         raise Unknown
 
     def _swap(self, value: Any) -> Any:
@@ -180,12 +180,12 @@ class Shadows:
         """The values went in unknown: say what holds when nothing is wrong."""
         sound = _soundness(func, args)
         if func in _ALL:
-            value = torch.ones(tuple(result.shape), dtype=torch.bool)
+            value = torch.ones(tuple(result.shape), dtype=torch.bool, device=_CPU)
         elif sound is not None:
-            value = torch.full(tuple(result.shape), sound)
+            value = torch.full(tuple(result.shape), sound, device=_CPU)
         elif func in _COUNT and not result.dtype.is_floating_point and result.numel():
             each = args[0].numel() // result.numel()
-            value = torch.full(tuple(result.shape), each, dtype=result.dtype)
+            value = torch.full(tuple(result.shape), each, dtype=result.dtype, device=_CPU)
         else:
             if func._schema.is_mutable and hasattr(result, _VALUE):
                 delattr(result, _VALUE)

@@ -34,7 +34,7 @@ def _equal(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _unscale(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Gradients are finite: GradScaler must not skip the step."""
     mode.record_only(func, args, kwargs)
-    mode.shadows.remember(args[1], torch.zeros(args[1].shape, dtype=args[1].dtype))
+    mode.shadows.remember(args[1], torch.zeros(args[1].shape, dtype=args[1].dtype, device="cpu"))
 
 
 def _update_scale(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
