@@ -150,7 +150,8 @@ class _State:
         self.device = record.device
         self.config = config
         self.index = len(record.events)
-        self.actions = {entry.action for entry in record.events}
+        self.has_requests = any(e.action is Action.FREE_REQUESTED for e in record.events)
+        self.lacks_requests = False
         self.regions: dict[int, _Region] = {}
         self.region_starts: list[int] = []
         self.live: dict[int, _Live] = {}
@@ -183,8 +184,11 @@ class _State:
     # -- blocks
 
     def undo_alloc(self, entry: TraceEntry) -> None:
-        if self.live.pop(entry.address, None) is None:
+        live = self.live.pop(entry.address, None)
+        if live is None:
             raise self.contradiction(entry, "no block is in use there afterwards")
+        # Made and freed in the record, but never asked to be: the record leaves that out.
+        self.lacks_requests |= live.waiting and not self.has_requests
         del self.live_starts[bisect_left(self.live_starts, entry.address)]
 
     def undo_free_requested(self, entry: TraceEntry) -> None:
@@ -200,7 +204,7 @@ class _State:
         least = self.config.round_size(entry.size)
         exact = region.small or region.expandable or self.config.expandable_segments
         live = _Live(entry.address, least, entry.size, exact=exact)
-        live.waiting = Action.FREE_REQUESTED in self.actions
+        live.waiting = True
         place = bisect_left(self.live_starts, entry.address)
         limit = region.end
         if place < len(self.live_starts):
@@ -327,7 +331,8 @@ class _State:
             live = self.live[start]
             if start > at:
                 blocks.append(SnapshotBlock(at, start - at, 0, BlockState.INACTIVE))
-            state = BlockState.PENDING if live.waiting else BlockState.ALLOCATED
+            waits = live.waiting and not self.lacks_requests
+            state = BlockState.PENDING if waits else BlockState.ALLOCATED
             blocks.append(SnapshotBlock(start, live.size, live.requested, state))
             at = start + live.size
         if at < region.end:

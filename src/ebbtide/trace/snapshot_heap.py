@@ -46,7 +46,9 @@ def load_segments(
     bases = _bases(spaces, events)
     for key, stretches in spaces.items():
         _load_space(heap, stretches, bases[key], live)
-    heap.counters.reset_accumulated()
+    for part in (heap.total, heap.small, heap.large, heap.counters):
+        part.reset_peak()
+        part.reset_accumulated()
     return live
 
 
