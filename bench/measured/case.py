@@ -30,6 +30,7 @@ class Case:
         row: what was measured.
         group: rows that are judged together.
         run: the workload.
+        variants: the same with other values of what the row leaves open; they widen the range.
         moment: `PEAK`, or the name of the note at whose moment the row's figure was taken.
         gpu: the catalogue's name.
         torch: the version whose rules apply.
@@ -41,6 +42,7 @@ class Case:
     row: Row
     group: str
     run: Workload
+    variants: tuple[Workload, ...] = ()
     moment: str = PEAK
     gpu: str
     torch: str

@@ -83,12 +83,26 @@ def xmem_row(row: Row) -> Case:
     (setMemoryFraction in c10/cuda/CUDACachingAllocator.cpp, torch 2.6) and so makes the
     context: the row has what came after it.
     """
-    loop = xmem.train_vision if row.model.startswith("torchvision") else xmem.train_language
+    if row.model.startswith("torchvision"):
+        runs = [partial(_xmem_vision, row)]
+    else:
+        runs = [partial(_xmem_language, row, seqs) for seqs in xmem.lengths(row)]
+    return Case(
+        row=row,
+        group="xmem",
+        run=runs[0],
+        variants=tuple(runs[1:]),
+        context=GROWTH,
+        **place(row),
+    )
 
-    def run(device: Any, meter: Meter) -> None:
-        loop(row, device)
 
-    return Case(row=row, group="xmem", run=run, context=GROWTH, **place(row))
+def _xmem_vision(row: Row, device: Any, meter: Meter) -> None:
+    xmem.train_vision(row, device)
+
+
+def _xmem_language(row: Row, seqs: tuple[int, ...], device: Any, meter: Meter) -> None:
+    xmem.train_language(row, device, seqs=seqs)
 
 
 @makes("hf-bertlarge-ctx")

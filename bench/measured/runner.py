@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from ebbtide.vgpu.kernels.context import KernelContext
 from ebbtide.vgpu.tape import ALLOC, EMPTY_CACHE, FREE, RECORD_STREAM, Tape
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
 
-from .case import CATALOGUE, GROWTH, PEAK, STATED, Case, Unbuilt
+from .case import CATALOGUE, GROWTH, PEAK, STATED, Case, Unbuilt, Workload
 from .result import Result
 
 if TYPE_CHECKING:
@@ -65,6 +65,18 @@ class VirtualMeter:
 def run(case: Case) -> Figures:
     """The figures of one case; whatever the workload raises goes through."""
     start = time.perf_counter()
+    figures = _run_once(case, case.run)
+    reserved = figures.reserved
+    for variant in case.variants:
+        other = _run_once(case, variant).reserved
+        reserved = Range(
+            min(reserved.low, other.low), reserved.likely, max(reserved.high, other.high)
+        )
+    return replace(figures, reserved=reserved, seconds=time.perf_counter() - start)
+
+
+def _run_once(case: Case, workload: Workload) -> Figures:
+    start = time.perf_counter()
     spec = find(case.gpu)
     major, minor = (int(part) for part in case.torch.split(".")[:2])
     capability = spec.compute_capability
@@ -80,7 +92,7 @@ def run(case: Case) -> Figures:
         spec, torch_version=(major, minor), allocator=AllocatorConfig(), context=context
     ) as gpu:
         meter = VirtualMeter(gpu)
-        case.run(torch.device("cuda"), meter)
+        workload(torch.device("cuda"), meter)
         figures = Figures(
             allocated_peak=gpu.memory.max_memory_allocated(),
             reserved=_reserved(gpu.tape),

@@ -158,9 +158,7 @@ def test_the_table_has_a_line_a_row() -> None:
 
 def test_bounds_are_marked() -> None:
     shown = list(
-        gate_lines(
-            [Gate(text="a", found="1", holds=True), Gate(text="b", found="2", holds=False)]
-        )
+        gate_lines([Gate(text="a", found="1", holds=True), Gate(text="b", found="2", holds=False)])
     )
     assert shown[0].split() == ["ok", "a:", "1"]
     assert shown[1].split() == ["FAIL", "b:", "2"]
