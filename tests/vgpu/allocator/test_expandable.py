@@ -229,3 +229,24 @@ def test_reserved_memory_is_whole_pages(steps):
         mapped = sum(size for action, size in actions(allocator) if action == "segment_map")
         unmapped = sum(size for action, size in actions(allocator) if action == "segment_unmap")
         assert mapped - unmapped == allocator.memory_reserved() <= 400 * MiB
+
+
+def test_no_memory_for_even_the_first_page():
+    allocator = make(10 * MiB)
+    with pytest.raises(OutOfMemory):
+        allocator.malloc(12 * MiB)
+    assert allocator.memory_reserved() == 0
+    assert allocator.malloc(100).size == 512
+
+
+def test_two_ends_that_grow_are_told_apart_by_what_was_chosen():
+    """Of two segments the first choice could grow less than the second, as a record shows."""
+    allocator = make()
+    first = allocator.malloc(35 * MiB)  # 5 MiB free at its end
+    limit_space(allocator.heap, large(allocator), 2 * GiB, 0)
+    second = allocator.malloc(2 * GiB + 26 * MiB)  # 6 MiB free at its end
+    assert second.address > first.address + GiB
+    free = large(allocator).free[0]
+    assert [block.size // MiB for block in free] == [5, 6]
+    limit_by_choice(free, 0, 1)
+    assert allocator.malloc(4 * MiB).address == second.address + second.size
