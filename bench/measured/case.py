@@ -30,7 +30,8 @@ class Case:
         row: what was measured.
         group: rows that are judged together.
         run: the workload.
-        variants: the same with other values of what the row leaves open; they widen the range.
+        draws: where chance decides something that the row does not say, the workload for
+            each outcome that was drawn, and how often; then `run` is the first of them.
         moment: `PEAK`, or the name of the note at whose moment the row's figure was taken.
         gpu: the catalogue's name.
         torch: the version whose rules apply.
@@ -42,7 +43,7 @@ class Case:
     row: Row
     group: str
     run: Workload
-    variants: tuple[Workload, ...] = ()
+    draws: tuple[tuple[Workload, int], ...] = ()
     moment: str = PEAK
     gpu: str
     torch: str

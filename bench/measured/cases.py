@@ -21,7 +21,7 @@ from . import (
     small,
     xmem,
 )
-from .case import CATALOGUE, GROWTH, STATED, Case, Unbuilt, makes, place
+from .case import CATALOGUE, GROWTH, STATED, Case, Unbuilt, Workload, makes, place
 from .meter import Meter
 from .rows import Row, read_configs
 
@@ -83,15 +83,16 @@ def xmem_row(row: Row) -> Case:
     (setMemoryFraction in c10/cuda/CUDACachingAllocator.cpp, torch 2.6) and so makes the
     context: the row has what came after it.
     """
-    if row.model.startswith("torchvision"):
-        runs = [partial(_xmem_vision, row)]
-    else:
-        runs = [partial(_xmem_language, row, seqs) for seqs in xmem.lengths(row)]
+    vision = row.model.startswith("torchvision")
+    draws: tuple[tuple[Workload, int], ...] = ()
+    if not vision:
+        drawn = xmem.draws(row).most_common()
+        draws = tuple((partial(_xmem_language, row, seqs), count) for seqs, count in drawn)
     return Case(
         row=row,
         group="xmem",
-        run=runs[0],
-        variants=tuple(runs[1:]),
+        run=partial(_xmem_vision, row) if vision else draws[0][0],
+        draws=draws,
         context=GROWTH,
         **place(row),
     )

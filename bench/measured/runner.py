@@ -63,16 +63,22 @@ class VirtualMeter:
 
 
 def run(case: Case) -> Figures:
-    """The figures of one case; whatever the workload raises goes through."""
+    """The figures of one case; whatever the workload raises goes through.
+
+    Of several draws the likely figure is the mean; the range spans them all.
+    """
     start = time.perf_counter()
-    figures = _run_once(case, case.run)
-    reserved = figures.reserved
-    for variant in case.variants:
-        other = _run_once(case, variant).reserved
-        reserved = Range(
-            min(reserved.low, other.low), reserved.likely, max(reserved.high, other.high)
-        )
-    return replace(figures, reserved=reserved, seconds=time.perf_counter() - start)
+    if not case.draws:
+        return _run_once(case, case.run)
+    outcomes = [(_run_once(case, workload), count) for workload, count in case.draws]
+    ranges = [figures.reserved for figures, _ in outcomes]
+    total = sum(count for _, count in outcomes)
+    reserved = Range(
+        min(r.low for r in ranges),
+        round(sum(f.reserved.likely * count for f, count in outcomes) / total),
+        max(r.high for r in ranges),
+    )
+    return replace(outcomes[0][0], reserved=reserved, seconds=time.perf_counter() - start)
 
 
 def _run_once(case: Case, workload: Workload) -> Figures:
