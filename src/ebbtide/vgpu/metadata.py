@@ -120,6 +120,12 @@ class FakeMaker:
             known = self._attributes[device] = dict(example.__dict__)
         return known
 
+    def like(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A fresh fake tensor on `device` with the metadata of `tensor`."""
+        return self.make(
+            Output(tuple(tensor.shape), tensor.stride(), tensor.dtype, device), []
+        )
+
     def make(self, output: Output, tensors: list[torch.Tensor]) -> torch.Tensor:
         """The output that `output` describes, given the operation's tensors."""
         if output.same >= 0:

@@ -21,6 +21,7 @@ from ebbtide.vgpu.places import Places
 from ebbtide.vgpu.shadow import Shadows
 from ebbtide.vgpu.storages import Storages
 from ebbtide.vgpu.tape import UNKNOWN, WORKSPACE, Tape
+from ebbtide.vgpu.unknown import NO_RULE, run_on_host
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -206,7 +207,7 @@ class VirtualMode(TorchDispatchMode):
         known = {id(tensor): self.as_fake(tensor) for tensor in tensors}
         fake_args = _swap(args, known)
         fake_kwargs = {name: _swap(value, known) for name, value in kwargs.items()}
-        result = self.fake_mode.dispatch(func, (), fake_args, fake_kwargs)
+        result = self._ask_fake(func, fake_args, fake_kwargs)
         converted = [known[id(tensor)] for tensor in tensors]
         outputs, wrap = describe_outputs(result, tensors, converted)
         plan = Plan(outputs, wrap, None)
@@ -229,6 +230,20 @@ class VirtualMode(TorchDispatchMode):
         if plan.small:
             self.shadows.follow(func, args, kwargs, result)
         return result
+
+    def _ask_fake(self, func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What FakeTensor returns; where it has no rule, what the CPU kernel says.
+
+        An error inside a meta kernel can leave this thread's dispatch keys as they are in
+        there, so they are put back.
+        """
+        included = torch._C._dispatch_tls_local_include_set()
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        try:
+            with torch._C._ForceDispatchKeyGuard(included, excluded):
+                return self.fake_mode.dispatch(func, (), args, kwargs)
+        except NO_RULE:
+            return run_on_host(self, func, args, kwargs)
 
     def _note_outputs(self, kernel: Kernel | None, result: Any, wrap: type | None) -> None:
         items = result if wrap else (result,)

@@ -91,7 +91,7 @@ class VirtualGpu:
         self.tape = Tape()
         self.clock = VirtualClock(self.spec)
         self.guesses: dict[str, list[Any]] = {}
-        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self.kernels = KernelModel(
             self.spec, context or _context(self.spec, release), self.tape.names
         )

@@ -95,6 +95,8 @@ def _printed(vgpu: Surface) -> Callable[..., str]:
     def __repr__(self: FakeTensor, *, tensor_contents: Any = None) -> str:
         prefix = "Parameter containing:\n" if getattr(self, "_is_param", False) else ""
         suffix = [f"device='{self.fake_device}'"] if self.fake_device.type != "cpu" else []
+        if self.fake_mode.in_kernel_invocation:  # an error's text: nothing can be computed now
+            return f"FakeTensor(..., size={tuple(self.shape)}, dtype={self.dtype})"
         if self.numel() <= _MOST_PRINTED and self.fake_device.type != "meta":
             value = vgpu.value_of(self)
             with _disable_current_modes():
