@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ebbtide._version import __version__
+from ebbtide.cli.grouped import GroupedCommand
 from ebbtide.errors import EbbtideError
 
 
@@ -88,7 +89,7 @@ def build(args: Sequence[str]) -> typer.Typer:
     app.callback()(_root)
     for name, verb in VERBS.items():
         if name == wanted:
-            app.command(name, short_help=verb.help)(verb.load())
+            app.command(name, cls=GroupedCommand, short_help=verb.help)(verb.load())
         else:
             app.command(name, help=verb.help)(_not_loaded)
     return app

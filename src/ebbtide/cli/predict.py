@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
-from rich.status import Status
 
+from ebbtide.cli import predict_options as option
+from ebbtide.cli.progress import Progress
 from ebbtide.cli.render_predict import render
 from ebbtide.errors import UsageError
 from ebbtide.gpus import Gpu, catalogue, find
@@ -20,70 +21,47 @@ from ebbtide.prediction.curve import BATCHES
 from ebbtide.prediction.page import report
 from ebbtide.prediction.predict import Question, predict_target
 from ebbtide.report.plotlyjs import plotly_js
-from ebbtide.trace.file import save_trace
+from ebbtide.trace.file import load_trace, save_trace
 from ebbtide.workloads.options import Lora, WorkloadOptions
-from ebbtide.workloads.target import resolve
+from ebbtide.workloads.request import Request
+from ebbtide.workloads.target import TRACE_SUFFIX, resolve
 
-_BATCH_RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_MODEL = "For an architecture"
+_DEFAULT_GPU = "a100-80gb"
+_BATCH_RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
+_LIST = re.compile(r"\d{1,9}(,\d{1,9})*")
+# About a dozen sizes make a curve; more cost time and say no more.
+_DOZEN = 12
 
 
 def predict(
-    target: Annotated[
-        str,
-        typer.Argument(
-            help="A script (train.py), module:function, a Transformers model type, config.json or "
-            "hub id, a timm or torchvision model, or a checkpoint folder."
-        ),
-    ],
-    args: Annotated[
-        list[str] | None, typer.Argument(help="The script's own arguments, after `--`.")
-    ] = None,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option("--gpu", "-g", help="GPU to predict for; several allowed, or `any`."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a report into one HTML file.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Write the trace of the first GPU.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files.")] = False,
-    batches: Annotated[
-        str | None, typer.Option(help="Batch sizes of the curve: `1..256`, or `8,16,24`.")
-    ] = None,
-    no_curve: Annotated[
-        bool, typer.Option("--no-curve", help="One batch size only; twice as fast.")
-    ] = False,
-    seconds: Annotated[
-        float, typer.Option(help="Stop a script after this long and take what it did so far.")
-    ] = 600.0,
-    batch: Annotated[
-        int | None, typer.Option(help="Batch size.", rich_help_panel=_MODEL)
-    ] = None,
-    seq: Annotated[int | None, typer.Option(help="Tokens a sample.")] = None,
-    image: Annotated[int | None, typer.Option(help="Side of an image, in pixels.")] = None,
-    dtype: Annotated[str, typer.Option(help="Of the parameters: fp32, bf16, fp16.")] = "fp32",
-    amp: Annotated[str | None, typer.Option(help="Autocast to bf16 or fp16.")] = None,
-    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd, ...")] = "adamw",
-    grad_accum: Annotated[int, typer.Option(help="Micro-batches a step.")] = 1,
-    checkpointing: Annotated[
-        bool, typer.Option("--checkpointing", help="Recompute activations in backward.")
-    ] = False,
-    lora: Annotated[
-        str | None, typer.Option(help="Rank and layers of adapters: 16,q_proj,v_proj.")
-    ] = None,
-    quantize: Annotated[str | None, typer.Option(help="Weights in int8, fp8 or nf4.")] = None,
-    inference: Annotated[bool, typer.Option("--inference", help="No gradients.")] = False,
-    kv_tokens: Annotated[
-        int | None, typer.Option(help="Tokens a request holds in its KV cache.")
-    ] = None,
+    target: option.Target,
+    args: option.Args = None,
+    gpu: option.GpuNames = None,
+    batch: option.Batch = None,
+    batches: option.Batches = None,
+    no_curve: option.NoCurve = False,
+    seconds: option.Seconds = 600.0,
+    as_json: option.AsJson = False,
+    html: option.Html = None,
+    save: option.Save = None,
+    force: option.Force = False,
+    seq: option.Seq = None,
+    image: option.Image = None,
+    dtype: option.Dtype = "fp32",
+    amp: option.Amp = None,
+    optimizer: option.Optimizer = "adamw",
+    grad_accum: option.GradAccum = 1,
+    checkpointing: option.Checkpointing = False,
+    lora: option.LoraOption = None,
+    quantize: option.Quantize = None,
+    inference: option.Inference = False,
+    kv_tokens: option.KvTokens = None,
 ) -> None:
     """Say whether a training script or model fits a GPU, and why.
 
-    Exit code 0: it fits every GPU named; 1: it does not; 2: it could not be predicted.
+    Exit code 0: it fits every GPU named; 1: it does not; 2: it could not be
+    predicted.
     """
-    _check_outputs([html, save], force)
-    if html is not None:
-        plotly_js()  # says what to install before anything is run
     options = WorkloadOptions(
         batch=batch,
         seq=seq,
@@ -98,16 +76,14 @@ def predict(
         inference=inference,
         kv_tokens=kv_tokens,
     )
-    question = Question(
-        request=resolve(
-            target, args=tuple(args or ()), options=options, curve=not no_curve, seconds=seconds
-        ),
-        gpus=_gpus(gpu or ["a100-80gb"]),
-        batches=parse_batches(batches),
+    request = resolve(
+        target, args=tuple(args or ()), options=options, curve=not no_curve, seconds=seconds
     )
-    talk = Console(stderr=True)
-    with talk.status(f"Reading {target}") as status:
-        predictions, traces = predict_target(question, lambda m: _progress(status, m))
+    sizes = parse_batches(batches)
+    _check_outputs(html, save, force)
+    question = Question(request=request, gpus=_gpus(gpu, request), batches=sizes)
+    with Progress(Console(stderr=True), script=request.kind == "script") as progress:
+        predictions, traces = predict_target(question, progress)
     if html is not None:
         _write(html, report(predictions, title=" ".join([target, *(args or [])])))
     if save is not None:
@@ -120,50 +96,70 @@ def predict(
     raise typer.Exit(0 if all(each.fits for each in predictions) else 1)
 
 
-def _gpus(names: Sequence[str]) -> tuple[Gpu, ...]:
+def _gpus(names: Sequence[str] | None, request: Request) -> tuple[Gpu, ...]:
+    if not names:
+        recorded = load_trace(request.target).gpu if request.kind == "trace" else None
+        return (find(recorded or _DEFAULT_GPU),)
     if "any" in names:
-        return tuple(each for each in catalogue() if each.compute_capability is not None)
-    found: dict[str, Gpu] = {}
-    for name in names:
-        each = find(name)
-        found.setdefault(each.key, each)
-    return tuple(found.values())
+        return tuple(gpu for gpu in catalogue().values() if gpu.compute_capability is not None)
+    return tuple({gpu.key: gpu for gpu in map(find, names)}.values())
 
 
 def parse_batches(text: str | None) -> tuple[int, ...]:
     """Batch sizes from ``"1..256"`` or ``"8,16,24"``, ascending.
+
+    A range has its ends and about a dozen sizes, of those that people use where
+    there are enough of them.
 
     Raises:
         UsageError: they are none, or not positive.
     """
     if text is None:
         return BATCHES
-    between = _BATCH_RANGE.fullmatch(text.strip())
-    if between:
-        low, high = int(between[1]), int(between[2])
-        found = {b for b in BATCHES if low <= b <= high} | {low, high}
-        while max(found) * 2 < high:
-            found.add(max(b for b in found if b < high) * 2)
-            if len(found) > 40:
-                break
+    joined = text.replace(" ", "")
+    between = _BATCH_RANGE.fullmatch(joined)
+    if between is None and not _LIST.fullmatch(joined):
+        raise UsageError(f"--batches: expected 1..256 or 8,16,24, got {text!r}")
+    if between is None:
+        found = sorted({int(part) for part in joined.split(",")})
     else:
-        parts = [part.strip() for part in text.split(",")]
-        if not all(part.isdigit() for part in parts):
-            raise UsageError(f"--batches: expected 1..256 or 8,16,24, got {text!r}")
-        found = {int(part) for part in parts}
-    if min(found) < 1 or (between and int(between[1]) > int(between[2])):
-        raise UsageError(f"--batches: expected positive sizes in ascending order, got {text!r}")
-    return tuple(sorted(found))
+        low, high = int(between[1]), int(between[2])
+        if low > high:
+            raise UsageError(f"--batches: expected the smaller size first, got {text!r}")
+        found = _spread(low, high)
+    if found[0] < 1:
+        raise UsageError(f"--batches: expected sizes of at least 1, got {text!r}")
+    return tuple(found)
 
 
-def _check_outputs(paths: Sequence[Path | None], force: bool) -> None:
-    for path in paths:
+def _spread(low: int, high: int) -> list[int]:
+    usual = {*BATCHES, *(1 << power for power in range(8, 30))}
+    inside = {size for size in usual if low <= size <= high}
+    if len(inside) > _DOZEN:
+        inside = {1 << power for power in range(30)} & inside
+    if len(inside) * 2 < _DOZEN:
+        steps = min(_DOZEN - 1, high - low)
+        inside = {low + round((high - low) * step / max(steps, 1)) for step in range(steps)}
+    return sorted(inside | {low, high})
+
+
+def _check_outputs(html: Path | None, save: Path | None, force: bool) -> None:
+    """Find out before the work whether the files can be written after it."""
+    if save is not None and save.suffix != TRACE_SUFFIX:
+        raise UsageError(f"--save: name it {save.stem}{TRACE_SUFFIX}, so that it can be a TARGET.")
+    if html is not None:
+        plotly_js()  # says what to install
+    for path in (html, save):
         if path is None:
             continue
-        if path.exists() and not force:
-            raise UsageError(f"{path} exists already. Use --force to overwrite it.")
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder. Name a file.")
         if not path.parent.is_dir():
             raise UsageError(f"{path} cannot be written: there is no folder {path.parent}.")
+        if path.exists() and not force:
+            raise UsageError(f"{path} exists already. Use --force to overwrite it.")
+        if not os.access(path.parent, os.W_OK):
+            raise UsageError(f"{path} cannot be written: the folder {path.parent} is read-only.")
 
 
 def _write(path: Path, text: str) -> None:
@@ -174,14 +170,3 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
-
-
-def _progress(status: Status, message: dict[str, Any]) -> None:
-    if message["event"] != "phase":
-        return
-    if not sys.stderr.isatty():
-        return
-    text = "Importing" if message["text"] == "importing" else f"Tracing on {message['gpu']}"
-    if message.get("batch"):
-        text += f" at batch {message['batch']}"
-    status.update(text)

@@ -13,14 +13,13 @@ from ebbtide.gpus import Gpu, find
 from ebbtide.prediction.curve import BATCHES
 from ebbtide.prediction.predict import Question, answer, predict_target
 from ebbtide.prediction.result import Prediction
-from ebbtide.workloads.batches import another_batch
+from ebbtide.workloads.batches import other_sizes
 from ebbtide.workloads.options import WorkloadOptions
+from ebbtide.workloads.runner import Traces
 from ebbtide.workloads.target import resolve
 
 if TYPE_CHECKING:
     import torch
-
-    from ebbtide.trace.model import Trace
 
     Model = torch.nn.Module | Callable[[], torch.nn.Module]
     MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -31,7 +30,7 @@ def predict(
     batch: Any = None,
     *,
     gpu: str | Gpu = "a100-80gb",
-    optimizer: MakeOptimizer | None = None,
+    optimizer: MakeOptimizer | str | None = None,
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
     curve: bool = True,
     batches: Sequence[int] = BATCHES,
@@ -51,7 +50,8 @@ def predict(
             or a dict; the first dimension is the batch. For a string, the batch size.
         gpu: a name of the catalogue, or a `Gpu`.
         optimizer: makes an optimizer from parameters: ``torch.optim.AdamW``, or a
-            `functools.partial` of it. None, without `loss`, means inference.
+            `functools.partial` of it. None, without `loss`, means inference. For an
+            architecture, its name: ``"adamw"``.
         loss: called with the model's output and the batch. By default the output is the
             loss, or has it as ``.loss``.
         curve: whether to answer for other batch sizes too.
@@ -66,10 +66,22 @@ def predict(
     """
     spec = find(gpu) if isinstance(gpu, str) else gpu
     if isinstance(target, str):
+        if callable(optimizer) or loss is not None:
+            raise UsageError(
+                f"{target!r} makes its own optimizer and loss. Name an optimizer as the command "
+                "does, such as optimizer='sgd', or pass a model."
+            )
+        if optimizer is not None:
+            options["optimizer"] = optimizer
         chosen = WorkloadOptions(batch=batch, **options)
         request = resolve(target, args=tuple(args), options=chosen, curve=curve)
         question = Question(request=request, gpus=(spec,), batches=tuple(batches))
         return predict_target(question)[0][0]
+    if isinstance(optimizer, str):
+        raise UsageError(
+            f"A model takes a function that makes its optimizer, such as torch.optim.AdamW, "
+            f"not {optimizer!r}."
+        )
     if options or args:
         unknown = [*options, *(["args"] if args else [])]
         raise UsageError(f"A model takes no {', '.join(unknown)}: set it up as you would train it.")
@@ -85,7 +97,9 @@ def assert_fits(target: str | Model, batch: Any = None, **kwargs: Any) -> Predic
     """`predict`, and fail if the workload does not fit. For a project's own tests.
 
     Args:
-        target, batch, kwargs: as `predict` takes them. `curve` is off by default here.
+        target: as `predict` takes it.
+        batch: as `predict` takes it.
+        kwargs: as `predict` takes them; `curve` is off by default here.
 
     Returns:
         The prediction, for further assertions on its figures.
@@ -110,7 +124,7 @@ def _trace_model(
     optimizer: MakeOptimizer | None,
     loss: Callable[[Any, Any], torch.Tensor] | None,
     curve: bool,
-) -> list[Trace]:
+) -> Traces:
     from ebbtide.workloads.entry import batch_of
     from ebbtide.workloads.model_run import trace_function
 
@@ -119,11 +133,13 @@ def _trace_model(
         made = optimizer(model.parameters()) if optimizer is not None else None
         return (model, made, batch) if loss is None else (model, made, batch, loss)
 
+    answer = trace_function(build, spec, None, "predict")
     own = batch_of(batch)
-    traces = [trace_function(build, spec, None, "predict")]
-    if curve and own:
-        traces.append(trace_function(build, spec, another_batch(own), "predict"))
-    return traces
+    sizes = other_sizes(own) if curve and own else ()
+    return Traces(
+        answer=answer,
+        batches=tuple(trace_function(build, spec, size, "predict") for size in sizes),
+    )
 
 
 def _without_data(target: Model) -> torch.nn.Module:

@@ -56,6 +56,9 @@ class Prediction:
         step_s, samples_per_s: predicted, see `CurvePoint`.
         largest_batch: the largest that fits, 0 where none does, None where not asked for.
         batch_cap: where the search for it stopped.
+        seq: tokens a sample, None where the workload reads no text or hides its length.
+        largest_seq: the largest that fits at `batch`; 0 and None as for `largest_batch`.
+        seq_cap: where the search for it stopped: the positions the model has.
         best_batch: the smallest that fits with 95 % of the best samples a second.
         curve: by batch size; empty where not asked for.
         timeline: for the chart; None where not asked for.
@@ -85,6 +88,9 @@ class Prediction:
     largest_batch: int | None = None
     batch_cap: int | None = None
     best_batch: int | None = None
+    seq: int | None = None
+    largest_seq: int | None = None
+    seq_cap: int | None = None
     curve: tuple[CurvePoint, ...] = ()
     timeline: Timeline | None = None
     guesses: tuple[Guess, ...] = ()
@@ -115,6 +121,9 @@ class Prediction:
             text += f"; largest batch {self.largest_batch}{beyond}"
         elif self.largest_batch == 0:
             text += "; no batch fits"
+        if self.largest_seq:
+            beyond = " (all it has positions for)" if self.largest_seq == self.seq_cap else ""
+            text += f"; longest sequence {self.largest_seq}{beyond}"
         return text
 
     def to_json(self) -> dict[str, Any]:

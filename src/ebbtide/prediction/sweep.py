@@ -47,18 +47,37 @@ def predict_batches(
     ]
     if len(traces) == 1:
         return tuple(alone)
+    sizes = sorted({*batches, batch})
     try:
-        grown = family(traces)
+        grown, why = _family(traces, batch)
     except DoNotAlignError as error:
         return tuple(
             _with_traced(each, traces, device, config, str(error))
             for each, device in zip(alone, devices, strict=True)
         )
-    sizes = sorted({*batches, batch})
+    if why is not None:  # the family's events are others than those of `trace`
+        replays = Replays(grown.trace, config)
+        alone = [replace(each, guesses=(*each.guesses, why)) for each in alone]
+        sizes = [size for size in sizes if size >= grown.batches[0] and size != batch]
     return tuple(
         _with_curve(each, grown, device, sizes, replays, cap)
         for each, device in zip(alone, devices, strict=True)
     )
+
+
+def _family(traces: Mapping[int, Trace], batch: int) -> tuple[Family, Guess | None]:
+    """The family of all traces, or without `batch` where that alone stands apart.
+
+    Dimensions of 1 take other kernels and other views.
+    """
+    try:
+        return family(traces), None
+    except DoNotAlignError as error:
+        others = {size: trace for size, trace in traces.items() if size != batch}
+        if len(others) < 2:
+            raise
+        text = f"The curve is of the other batches than {batch}. {error}"
+        return family(others), Guess(kind="curve-apart", text=text, count=1)
 
 
 def _with_curve(
@@ -70,6 +89,8 @@ def _with_curve(
     cap: int,
 ) -> Prediction:
     points = curve(grown, device, batches=batches, replays=replays)
+    if alone.batch is not None and alone.batch not in batches:
+        points = tuple(sorted((_point(alone, alone.batch), *points), key=lambda p: p.batch))
     largest = largest_batch(grown, device, points=points, cap=cap, replays=replays)
     return replace(
         alone,
@@ -98,20 +119,22 @@ def _with_traced(
             replays=Replays(traces[batch], config),
             wanted=FIGURES,
         )
-        points.append(
-            CurvePoint(
-                batch=batch,
-                allocated_bytes=each.peak_allocated_bytes,
-                reserved_bytes=each.peak_reserved_bytes,
-                process_bytes=each.process_bytes,
-                fits=each.fits,
-                step_s=each.step_s,
-                samples_per_s=each.samples_per_s,
-            )
-        )
+        points.append(_point(each, batch))
     return replace(
         alone,
         curve=tuple(points),
         best_batch=best_batch(points),
         guesses=(*alone.guesses, Guess(kind="curve-traced", text=why, count=1)),
+    )
+
+
+def _point(prediction: Prediction, batch: int) -> CurvePoint:
+    return CurvePoint(
+        batch=batch,
+        allocated_bytes=prediction.peak_allocated_bytes,
+        reserved_bytes=prediction.peak_reserved_bytes,
+        process_bytes=prediction.process_bytes,
+        fits=prediction.fits,
+        step_s=prediction.step_s,
+        samples_per_s=prediction.samples_per_s,
     )

@@ -1,0 +1,1 @@
+"""What can be run on the virtual GPU: scripts, functions, architectures, checkpoints."""

@@ -9,9 +9,11 @@ from typing import Any
 
 PLACEHOLDER = "{batch}"
 # Spellings of the option in the training scripts of Transformers, timm, torchvision's
-# references, nanoGPT, Lightning's and Accelerate's examples.
+# references, nanoGPT, Lightning's and Accelerate's examples; without dashes as Hydra takes it.
 _OPTION = re.compile(
-    r"-b|-bs|--?(?:(?:per[-_]device[-_]|train[-_]|per[-_]device[-_]train[-_])?batch(?:[-_]size)?|bs)"
+    r"-b|-bs|(?:--?)?(?:(?:train|training|data|dataset|dataloader|trainer|hparams)[._])?"
+    r"(?:(?:per[-_]device|per[-_]gpu|train|micro|mini|local)[-_])*"
+    r"(?:batch(?:[-_]?size)?|bs)(?:[-_]per[-_](?:gpu|device))?"
 )
 
 
@@ -23,7 +25,7 @@ def find_batch(args: Sequence[str]) -> tuple[tuple[str, ...], int | None]:
     found = list(args)
     for position, arg in enumerate(found):
         name, equals, value = arg.partition("=")
-        if not _OPTION.fullmatch(name):
+        if not _OPTION.fullmatch(name) or not (equals or name.startswith("-")):
             continue
         if equals and value.isdigit():
             found[position] = f"{name}={PLACEHOLDER}"
@@ -35,46 +37,89 @@ def find_batch(args: Sequence[str]) -> tuple[tuple[str, ...], int | None]:
     return tuple(args), None
 
 
-def another_batch(batch: int) -> int:
-    """The second batch size to trace for a curve."""
-    return batch * 2
+def other_sizes(size: int) -> tuple[int, ...]:
+    """Further sizes to trace for a curve through `size`.
+
+    At 1 a second one more: dimensions of 1 take other kernels and other views, so that
+    the curve may have to do without the trace at 1.
+    """
+    return (2, 4) if size == 1 else (2 * size,)
 
 
 class LoaderBatches:
     """Sees the batch sizes of data loaders, and changes them where asked.
 
     Args:
-        change: (from, to): loaders that are made with the first get the second.
+        to: batch size that loaders get in place of `of`.
+        of: which loaders: those made with this size; None for the size of the first loader.
 
     Attributes:
-        seen: batch size of each loader, in order of creation.
+        of: as above, filled in when the first loader is made.
+        changed: loaders that were given another size.
+        training: batch size of the data that the last optimizer step was made from.
+        accumulated: batches that went into a step, at the fewest; 0 before the second.
     """
 
-    def __init__(self, change: tuple[int, int] | None = None) -> None:
-        self.change = change
-        self.seen: list[int] = []
+    def __init__(self, to: int | None = None, of: int | None = None) -> None:
+        self.to = to
+        self.of = of
+        self.changed = 0
+        self.training: int | None = None
+        self.accumulated = 0
+        self._first: int | None = None
+        self._serving: int | None = None
+        self._served = 0
+
+    @property
+    def batch(self) -> int | None:
+        """The batch size of training; without a step, that of the first loader that served."""
+        return self.training if self.training is not None else self._first
+
+    def stepped(self, steps: int) -> None:
+        """Call after each optimizer step."""
+        if self._serving is not None:
+            self.training = self._serving
+        if steps > 1 and self._served:
+            self.accumulated = min(self.accumulated or self._served, self._served)
+        self._served = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """While this holds, loaders are seen and changed."""
         from torch.utils.data import DataLoader
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-        original = DataLoader.__init__
+        create, serve = DataLoader.__init__, _BaseDataLoaderIter.__next__
 
-        def init(loader: Any, dataset: Any, batch_size: Any = 1, *args: Any, **kwargs: Any) -> None:
-            if isinstance(batch_size, int):
-                self.seen.append(batch_size)
-                if self.change is not None and batch_size == self.change[0]:
-                    batch_size = self.change[1]
-            original(loader, dataset, batch_size, *args, **kwargs)
+        def created(
+            loader: Any, dataset: Any, batch_size: Any = 1, *args: Any, **kwargs: Any
+        ) -> None:
+            # A batch sampler forbids every other size than the default.
+            if kwargs.get("batch_sampler") is None and isinstance(batch_size, int):
+                batch_size = self._size(batch_size)
+            create(loader, dataset, batch_size, *args, **kwargs)
 
-        DataLoader.__init__ = init  # type: ignore[method-assign]
+        def served(iterator: Any) -> Any:
+            data = serve(iterator)
+            size = getattr(iterator._index_sampler, "batch_size", None)
+            self._serving = size if isinstance(size, int) else None
+            self._served += 1
+            if self._first is None:
+                self._first = self._serving
+            return data
+
+        DataLoader.__init__ = created  # type: ignore[method-assign, assignment]
+        _BaseDataLoaderIter.__next__ = served  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
-            DataLoader.__init__ = original  # type: ignore[method-assign]
+            DataLoader.__init__ = create  # type: ignore[method-assign]
+            _BaseDataLoaderIter.__next__ = serve  # type: ignore[method-assign]
 
-    @property
-    def batch(self) -> int | None:
-        """The batch size of training, as far as loaders tell: that of the first one."""
-        return self.seen[0] if self.seen else None
+    def _size(self, asked: int) -> int:
+        if self.of is None:
+            self.of = asked
+        if self.to is None or asked != self.of:
+            return asked
+        self.changed += 1
+        return self.to

@@ -14,13 +14,13 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ebbtide.errors import TargetError
+from ebbtide.errors import TargetError, UsageError
 
 _BATCH_NAMES = ("batch", "batch_size")
 
@@ -49,7 +49,9 @@ def load_function(target: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         near = [n for n, v in vars(module).items() if inspect.isfunction(v)][:8]
-        raise TargetError(f"{place!r} has no function {name!r}; it has: {', '.join(near) or 'none'}.")
+        raise TargetError(
+            f"{place!r} has no function {name!r}; it has: {', '.join(near) or 'none'}."
+        )
     return function  # type: ignore[no-any-return]
 
 
@@ -73,6 +75,7 @@ class FunctionWorkload:
         name: str,
         inference: bool = False,
     ) -> None:
+        self.name = name
         parts = self._call(function, batch)
         if not isinstance(parts, tuple | list) or not 3 <= len(parts) <= 4:
             got = f"{len(parts)} items" if isinstance(parts, tuple | list) else type(parts).__name__
@@ -94,8 +97,22 @@ class FunctionWorkload:
         names = inspect.signature(function).parameters
         found = [name for name in _BATCH_NAMES if name in names]
         self._takes_batch = bool(found)
+        unset = [
+            name
+            for name, parameter in names.items()
+            if name not in found
+            and parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+        if unset:
+            raise TargetError(
+                f"{self.name} needs values for {', '.join(unset)}, which nobody gives it. "
+                f"Give them defaults; only {' or '.join(_BATCH_NAMES)} is set from --batch."
+            )
         if batch is not None and found:
             return function(**{found[0]: batch})
+        if found and names[found[0]].default is names[found[0]].empty:
+            raise UsageError(f"{self.name} needs a batch size: give --batch, or a default.")
         return function()
 
     def step(self) -> None:
@@ -113,7 +130,7 @@ class FunctionWorkload:
             self.optimizer.zero_grad()
 
     def _forward(self, data: Any) -> Any:
-        if isinstance(data, dict):
+        if isinstance(data, Mapping):
             return self.model(**data)
         if isinstance(data, tuple | list):
             # (input, target) pairs: the target is for the loss function.
@@ -123,7 +140,7 @@ class FunctionWorkload:
 
 def _loss_of(output: Any) -> torch.Tensor:
     loss = getattr(output, "loss", None)
-    if loss is None and isinstance(output, dict):
+    if loss is None and isinstance(output, Mapping):
         loss = output.get("loss")
     if loss is None and isinstance(output, tuple | list) and output:
         loss = output[0]
@@ -138,12 +155,18 @@ def _loss_of(output: Any) -> torch.Tensor:
 
 
 def _to_cuda(value: Any) -> Any:
+    return _mapped(value, lambda tensor: tensor.to("cuda"))
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`value` with every tensor in its containers changed; mappings become dicts."""
     if isinstance(value, torch.Tensor):
-        return value.to("cuda")
-    if isinstance(value, dict):
-        return {name: _to_cuda(item) for name, item in value.items()}
+        return change(value)
+    if isinstance(value, Mapping):  # Transformers' BatchEncoding is no dict
+        return {name: _mapped(item, change) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_to_cuda(item) for item in value)
+        items = [_mapped(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
@@ -151,9 +174,8 @@ def batch_of(value: Any) -> int | None:
     """The first dimension of the first tensor in `value`."""
     if isinstance(value, torch.Tensor):
         return value.shape[0] if value.dim() else None
-    items = value.values() if isinstance(value, dict) else value
-    if isinstance(value, dict | tuple | list):
-        for item in items:
+    if isinstance(value, Mapping | tuple | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
             found = batch_of(item)
             if found is not None:
                 return found
@@ -164,15 +186,9 @@ def resized(value: Any, batch: int) -> Any:
     """`value` with the batch dimension of every tensor made `batch` long."""
     now = batch_of(value)
 
-    def change(item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            if item.dim() and item.shape[0] == now:
-                return item[:1].expand(batch, *item.shape[1:]).clone()
-            return item
-        if isinstance(item, dict):
-            return {name: change(each) for name, each in item.items()}
-        if isinstance(item, tuple | list):
-            return type(item)(change(each) for each in item)
-        return item
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() and tensor.shape[0] == now:
+            return tensor[:1].expand(batch, *tensor.shape[1:]).clone()
+        return tensor
 
-    return change(value)
+    return _mapped(value, change)

@@ -10,27 +10,30 @@ from ebbtide.gpus import Gpu
 from ebbtide.trace.model import Trace
 from ebbtide.trace.recorder import Recorder
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
+from ebbtide.workloads.architecture import Architecture
 from ebbtide.workloads.architectures import build, find
 from ebbtide.workloads.entry import FunctionWorkload, load_function
+from ebbtide.workloads.options import WorkloadOptions
 from ebbtide.workloads.request import Request
 from ebbtide.workloads.stopping import STEPS
 from ebbtide.workloads.torchvision_mend import mend_torchvision
 
 
-def run_model(request: Request, gpu: str, batch: int | None) -> Trace:
+def run_model(request: Request, gpu: str, batch: int | None, seq: int | None = None) -> Trace:
     """Build the request's model on a virtual GPU, step it, and return the trace.
 
     Args:
         request: of kind ``"function"`` or ``"architecture"``.
         gpu: key of the catalogue.
         batch: batch size, None for the target's own.
+        seq: tokens a sample, None for the request's.
 
     Raises:
         TargetError: the target cannot be found or built.
     """
     mend_torchvision()
     if request.kind == "architecture":
-        return _trace_architecture(request, gpu, batch)
+        return _trace_architecture(request, gpu, batch, seq)
     function = load_function(request.target)
     return trace_function(
         function,
@@ -74,8 +77,9 @@ def trace_function(
     )
 
 
-def _trace_architecture(request: Request, gpu: str, batch: int | None) -> Trace:
-    asked = replace(request.options, batch=batch) if batch is not None else request.options
+def _trace_architecture(request: Request, gpu: str, batch: int | None, seq: int | None) -> Trace:
+    given = request.options
+    asked = replace(given, batch=batch or given.batch, seq=seq or given.seq)
     architecture, options = find(request.target, asked)
     virtual = VirtualGpu(gpu, torch_version=request.torch_version)
     with virtual, Recorder(virtual) as recorder:
@@ -85,6 +89,20 @@ def _trace_architecture(request: Request, gpu: str, batch: int | None) -> Trace:
     return recorder.trace(
         target=request.target,
         batch=running.batch,
+        accumulated=1 if options.inference else options.grad_accum,
         steps=recorder.steps,
         forwards=recorder.forwards,
+        **_text(architecture, options),
     )
+
+
+def _text(architecture: Architecture, options: WorkloadOptions) -> dict[str, int]:
+    """Tokens a sample and the most that the model has positions for, if it reads text."""
+    reads = getattr(architecture, "reads_text", lambda: False)
+    if not reads() or options.kv_tokens is not None:  # else the cache decides, not the prompt
+        return {}
+    default: int = architecture.default_seq()  # type: ignore[attr-defined]
+    config = architecture.config.get_text_config()  # type: ignore[attr-defined]
+    stated = getattr(config, "max_position_embeddings", None)
+    longest = stated if isinstance(stated, int) and stated > 0 else default
+    return {"seq": options.seq or default, "longest_seq": longest}

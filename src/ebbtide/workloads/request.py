@@ -14,11 +14,12 @@ class Request:
     """One workload, to be traced on GPUs and at batch sizes.
 
     Attributes:
-        kind: ``"script"``, ``"function"`` or ``"architecture"``.
+        kind: ``"script"``, ``"function"``, ``"architecture"`` or ``"trace"``, which is read
+            and not run.
         target: path, ``module:function``, or the architecture's name.
-        gpus: keys of the catalogue, one trace each.
+        gpus: keys of the catalogue, one answer each.
         batch: batch size to trace at; None for what the target itself says.
-        curve: trace at a second batch size too.
+        curve: trace at other batch sizes too, and a model that reads text at other lengths.
         args: the script's own arguments; ``{batch}`` stands for the batch size.
         options: settings of an architecture.
         folder: where the traces are written.
@@ -28,8 +29,8 @@ class Request:
 
     kind: str
     target: str
-    gpus: tuple[str, ...]
-    folder: str
+    gpus: tuple[str, ...] = ()
+    folder: str = ""
     batch: int | None = None
     curve: bool = True
     args: tuple[str, ...] = ()
@@ -50,8 +51,11 @@ class Request:
             lora = options["lora"]
             options["lora"] = Lora(r=lora["r"], targets=tuple(lora["targets"]))
         version = data.pop("torch_version")
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        }
         return cls(
-            **{name: tuple(v) if isinstance(v, list) else v for name, v in data.items()},
+            **plain,
             options=WorkloadOptions(**options),
             torch_version=tuple(version) if version else None,
         )

@@ -2,104 +2,165 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import threading
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ebbtide import errors
-from ebbtide.errors import ScriptError, VirtualGpuError
+import ebbtide
+from ebbtide.errors import VirtualGpuError
 from ebbtide.trace.file import load_trace
 from ebbtide.trace.model import Trace
+from ebbtide.workloads.failures import unpack
 from ebbtide.workloads.request import Request
 
 Progress = Callable[[dict[str, Any]], None]
+# How long a workload may take to put its things away after Ctrl-C.
+_GOODBYE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Traced:
-    """What a request gave.
+class Traces:
+    """What a workload did on one GPU.
 
     Attributes:
-        traces: by GPU, then in the order in which they were made: first the one asked
-            for, then the one for the curve.
-        seconds: what each took.
-        no_curve: why there is no second trace, by GPU.
+        answer: the trace asked for.
+        batches: at other batch sizes, ascending.
+        seqs: at other numbers of tokens, ascending.
+        no_curve: why `batches` is empty or short, "" where it is neither.
+        no_seqs: the same of `seqs`.
     """
 
-    traces: dict[str, list[Trace]] = field(default_factory=dict)
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    no_curve: dict[str, str] = field(default_factory=dict)
-
-    def joined(self, other: Traced) -> Traced:
-        """Both together, of different GPUs."""
-        return Traced(
-            traces={**self.traces, **other.traces},
-            seconds={**self.seconds, **other.seconds},
-            no_curve={**self.no_curve, **other.no_curve},
-        )
+    answer: Trace
+    batches: tuple[Trace, ...] = ()
+    seqs: tuple[Trace, ...] = ()
+    no_curve: str = ""
+    no_seqs: str = ""
 
 
-def run_request(request: Request, progress: Progress | None = None) -> Traced:
+def run_request(request: Request, progress: Progress | None = None) -> dict[str, Traces]:
     """Run `request` in a process of its own.
 
+    Nothing is left of it: neither processes nor files, also after Ctrl-C.
+
     Args:
-        request: what to run; its `folder` is replaced by a temporary one if empty.
+        request: what to run; its `folder` is replaced by a temporary one.
         progress: called with each message of the process.
+
+    Returns:
+        Traces by the key of the GPU.
 
     Raises:
         EbbtideError: what the process reported, as the same class.
         VirtualGpuError: the process died without a word.
     """
-    with tempfile.TemporaryDirectory(prefix="ebbtide-") as folder:
-        request = replace(request, folder=folder)
+    with _terminable(), tempfile.TemporaryDirectory(prefix="ebbtide-") as folder:
         path = Path(folder) / "request.json"
-        path.write_text(request.to_text())
-        return _collect(path, progress or (lambda _message: None))
+        path.write_text(replace(request, folder=folder).to_text())
+        messages = []
+        # Closed here and not by the collector: no process outlives its folder.
+        with contextlib.closing(_messages(path)) as arriving:
+            for message in arriving:
+                if message["event"] == "error":
+                    raise unpack(message)
+                if message["event"] in ("trace", "no-curve"):
+                    messages.append(message)
+                if progress is not None:
+                    progress(message)
+        return {gpu: _traces(messages, gpu) for gpu in request.gpus}
 
 
-def _collect(path: Path, progress: Progress) -> Traced:
+def _traces(messages: list[dict[str, Any]], gpu: str) -> Traces:
+    found: dict[str, list[Trace]] = {"answer": [], "batch": [], "seq": []}
+    missing = {"batch": "", "seq": ""}
+    for message in messages:
+        if message["gpu"] != gpu:
+            continue
+        if message["event"] == "trace":
+            found[message["axis"]].append(load_trace(message["path"]))
+        else:
+            missing[message["axis"]] = message["text"]
+    return Traces(
+        answer=found["answer"][0],
+        batches=tuple(found["batch"]),
+        seqs=tuple(found["seq"]),
+        no_curve=missing["batch"],
+        no_seqs=missing["seq"],
+    )
+
+
+def _messages(path: Path) -> Generator[dict[str, Any], None, None]:
+    """The messages of a process that runs the request at `path`, until it is done."""
     command = [sys.executable, "-m", "ebbtide.workloads.child", str(path)]
-    traced = Traced()
-    failure: dict[str, Any] | None = None
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=_environment())
-    assert process.stdout is not None
+    # A session of its own: Ctrl-C comes here alone, and whatever it starts can be ended with it.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=_environment(),
+        start_new_session=True,
+    )
     try:
-        for line in process.stdout:
+        for line in process.stdout or ():
             message = json.loads(line)
-            progress(message)
-            if message["event"] == "trace":
-                gpu = message["gpu"]
-                traced.traces.setdefault(gpu, []).append(load_trace(message["path"]))
-                traced.seconds.setdefault(gpu, []).append(message["seconds"])
-            elif message["event"] == "no-curve":
-                traced.no_curve[message["gpu"]] = message["text"]
-            elif message["event"] == "error":
-                failure = message
+            if message["event"] == "done":
+                return
+            yield message
+            if message["event"] == "error":
+                return
     except BaseException:
-        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(_GOODBYE_S)
         raise
     finally:
-        code = process.wait()
-    if failure is not None:
-        raise getattr(errors, failure["kind"], ScriptError)(failure["text"])
-    if code != 0:
-        raise VirtualGpuError(
-            f"The process that ran the workload ended with code {code} and gave no reason. "
-            "Run `python -m ebbtide.vgpu.selftest` to see whether the virtual GPU works with "
-            "this torch; if it does, please report this with the command you ran."
-        )
-    return traced
+        _end(process)
+    raise VirtualGpuError(
+        f"The process that ran the workload ended with code {process.returncode} and gave no "
+        "reason. Run `python -m ebbtide.vgpu.selftest` to see whether the virtual GPU works with "
+        "this torch; if it does, please report this with the command you ran."
+    )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the process and what it has started; its number is its group's while it is not reaped."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end this process in good order, as Ctrl-C does."""
+
+    def end(number: int, _frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread() or (
+        signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _environment() -> dict[str, str]:
     # Ebbtide itself may have been found through sys.path alone.
-    root = str(Path(errors.__file__).parents[1])
+    root = str(Path(ebbtide.__file__).parents[1])
     inherited = os.environ.get("PYTHONPATH", "")
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (root, inherited) if p)}

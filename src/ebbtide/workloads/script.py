@@ -6,109 +6,196 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ebbtide.errors import ScriptError
+from ebbtide.errors import EbbtideError, ScriptError
 from ebbtide.trace.model import Trace
 from ebbtide.trace.recorder import Recorder
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
 from ebbtide.workloads.batches import LoaderBatches
+from ebbtide.workloads.failures import OutOfVirtualMemoryError
 from ebbtide.workloads.stopping import Stopper, StopWorkload
 from ebbtide.workloads.torchvision_mend import mend_torchvision
 
 _OWN = str(Path(__file__).parents[1]) + os.sep
 
 
-class OutOfVirtualMemoryError(ScriptError):
-    """The script ended because the virtual GPU's memory did."""
-
-
-def run_script(
-    path: str,
-    args: Sequence[str],
-    gpu: VirtualGpu,
-    *,
-    seconds: float = 600.0,
-    loader_batch: tuple[int, int] | None = None,
-) -> Trace:
-    """Run the script at `path` as ``python path args...`` would, and record it.
-
-    The process is changed as by running the script: `sys.argv`, `sys.path`, modules.
+class ScriptRun:
+    """One run of a script.
 
     Args:
         path: of the script.
         args: its arguments.
         gpu: a virtual GPU that is not on yet.
-        seconds: stop at the latest after this long.
-        loader_batch: (from, to): data loaders of the first batch size get the second.
-
-    Raises:
-        OutOfVirtualMemoryError: the script did not catch `torch.OutOfMemoryError`.
-        ScriptError: it failed in another way (its traceback is on stderr), or it
-            sent nothing to `cuda`.
+        loaders: sees and changes the batch sizes of its data loaders.
+        meta: kept with the trace.
     """
-    sys.argv = [path, *args]
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    mend_torchvision()
-    name = Path(path).name
-    with gpu, Recorder(gpu) as recorder:
-        stopper = Stopper(gpu, recorder, seconds=seconds)
-        recorder.on_step(stopper.after_step)
-        recorder.on_forward(stopper.after_forward)
-        loaders = LoaderBatches(loader_batch)
-        with stopper.watching(), loaders.watching():
-            _run(path, name)
-        if gpu.memory.failures:
-            gpu.guess(
-                "out-of-memory",
-                f"{name} ran out of the {gpu.spec.name}'s memory, caught the error and went on",
+
+    def __init__(
+        self,
+        path: str,
+        args: Sequence[str],
+        gpu: VirtualGpu,
+        loaders: LoaderBatches | None = None,
+        **meta: Any,
+    ) -> None:
+        self.path = path
+        self.name = Path(path).name
+        self.args = list(args)
+        self.gpu = gpu
+        self.loaders = loaders if loaders is not None else LoaderBatches()
+        self.recorder = Recorder(gpu)
+        self._meta = meta
+
+    def trace(
+        self,
+        *,
+        swallowed: Callable[[Trace], object] | None = None,
+        at_exit: Callable[[], object] = lambda: None,
+    ) -> Trace:
+        """Run the script as ``python PATH ARGS...`` would, and return what it did.
+
+        The process is changed as by running the script: `sys.argv`, `sys.path`, modules.
+
+        Args:
+            swallowed: called with the trace, and to end the process, where the script
+                catches every attempt to end it.
+            at_exit: called when the script has ended, still on the virtual GPU.
+
+        Raises:
+            OutOfVirtualMemoryError: it ran out of memory and did not get over it.
+            ScriptError: it failed in another way (its traceback is on stderr), or it
+                sent nothing to `cuda`.
+        """
+        sys.argv = [self.path, *self.args]
+        sys.path.insert(0, str(Path(self.path).resolve().parent))
+        mend_torchvision()
+        with self.gpu, self.recorder:
+            stopper = Stopper(
+                self.gpu,
+                self.recorder,
+                swallowed=lambda: swallowed(self._finished()) if swallowed else None,
             )
-        if stopper.timed_out:
-            gpu.guess("time", f"{name} was stopped after {seconds:.0f} s; later phases are missing")
-    trace = recorder.trace(
-        target=path,
-        args=list(args),
-        batch=loader_batch[1] if loader_batch else loaders.batch,
-        caught_out_of_memory=gpu.memory.failures,
-        steps=recorder.steps,
-        forwards=recorder.forwards,
-    )
-    if not len(trace.allocs.op):
+            self._listen(stopper)
+            with self.loaders.watching(), stopper.watching():
+                self._run()
+                at_exit()
+            self._check_memory()
+            if stopper.timed_out:
+                self.gpu.guess(
+                    "time", f"{self.name} was stopped after its time; later phases are missing"
+                )
+        return self._finished()
+
+    def _listen(self, stopper: Stopper) -> None:
+        def after_step(steps: int) -> None:
+            self.loaders.stepped(steps)
+            stopper.after_step(steps)
+
+        self.recorder.on_step(after_step)
+        self.recorder.on_forward(stopper.after_forward)
+
+    def _run(self) -> None:
+        try:
+            runpy.run_path(self.path, run_name="__main__")
+        except StopWorkload:
+            pass
+        except KeyboardInterrupt:
+            raise
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                self._ended(end)
+        except torch.OutOfMemoryError as error:
+            raise OutOfVirtualMemoryError(str(error)) from error
+        except BaseException as error:
+            self._failed(error)
+
+    def _ended(self, end: SystemExit) -> None:
+        if self.gpu.memory.failures:
+            raise OutOfVirtualMemoryError(f"{self.name} ended itself with {end.code!r}") from end
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
         raise ScriptError(
-            f"{name} ended without putting anything on `cuda`. Does it choose its device by "
-            "an argument? Pass it after `--`, for example: -- --device cuda"
+            f"{self.name} ended itself with {end.code!r}; what it printed is above."
+        ) from end
+
+    def _failed(self, error: BaseException) -> None:
+        if self.gpu.memory.failures:  # it may have wrapped torch's error in one of its own
+            raise OutOfVirtualMemoryError(str(error)) from error
+        print_own_traceback(error)
+        if isinstance(error, EbbtideError):
+            raise error
+        raise ScriptError(failure_of(self.name, error)) from error
+
+    def _check_memory(self) -> None:
+        """Whether a script that caught torch's error did with less, or gave up."""
+        failures = self.gpu.memory.failures
+        if not failures:
+            return
+        recorder = self.recorder
+        # A module call that ran out of memory counts as a forward too.
+        done = recorder.steps if recorder.trained else recorder.forwards - failures
+        if done <= 0:
+            raise OutOfVirtualMemoryError(f"{self.name} caught the error and gave up")
+        self.gpu.guess(
+            "out-of-memory",
+            f"{self.name} ran out of the {self.gpu.spec.name}'s memory, caught the error and went "
+            "on with less; the figures are those of what it did then",
         )
-    return trace
 
-
-def _run(path: str, name: str) -> None:
-    try:
-        runpy.run_path(path, run_name="__main__")
-    except StopWorkload:
-        pass
-    except SystemExit as end:
-        if end.code not in (None, 0):
+    def _finished(self) -> Trace:
+        trace = self.recorder.trace(
+            target=self.path,
+            args=self.args,
+            batch=self.loaders.batch,
+            loader_batch=self.loaders.of,
+            caught_out_of_memory=self.gpu.memory.failures,
+            steps=self.recorder.steps,
+            forwards=self.recorder.forwards,
+            **self._meta,
+        )
+        trace.meta["accumulated"] = accumulated(trace, self.loaders.accumulated)
+        if not len(trace.allocs.op):
             raise ScriptError(
-                f"{name} ended itself with {end.code!r}; what it printed is above."
-            ) from end
-    except torch.OutOfMemoryError as error:
-        raise OutOfVirtualMemoryError(str(error)) from error
-    except BaseException as error:
-        _print_own_traceback(error)
-        raise ScriptError(
-            f"{name} failed with {type(error).__name__}: {error} (its traceback is above)"
-        ) from error
+                f"{self.name} ended without putting anything on `cuda`. Does it choose its device "
+                "by an argument? Pass it after `--`, for example: -- --device cuda"
+            )
+        return trace
 
 
-def _print_own_traceback(error: BaseException) -> None:
-    """The traceback from the script's first frame on, as running it would print it."""
+def accumulated(trace: Trace, batches: int) -> int:
+    """How many batches of a data loader make one step, at least 1.
+
+    No more than backward passes (another loader may serve unlabelled data), and no more
+    than `batches` served (a GAN runs backward several times on one).
+    """
+    second = Counter(
+        phase.step for phase in trace.phases if phase.name == "backward" and phase.step > 1
+    )
+    return max(1, min(batches, min(second.values(), default=1)))
+
+
+def failure_of(name: str, error: BaseException) -> str:
+    """One line on how the user's code failed; its traceback has been printed."""
+    lines = str(error).strip().splitlines()
+    text = f"{name} failed with {type(error).__name__}"
+    text += f": {lines[0].rstrip('.')}" if lines else ""
+    if isinstance(error, EOFError):
+        return f"{text}. A script is run without standard input: pass what it asks as arguments."
+    return f"{text} (its traceback is above)"
+
+
+def print_own_traceback(error: BaseException) -> None:
+    """The traceback from the user's first frame on, as running it would print it."""
     trace = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if not file.startswith((_OWN, "<frozen")) and "runpy" not in file:
+        if not file.startswith((_OWN, "<frozen")):
             break
         trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace or error.__traceback__, file=sys.stderr)
+    traceback.print_exception(type(error), error, trace, file=sys.stderr)

@@ -8,9 +8,9 @@ ended from outside. Inference ends when repeating it needs no more memory.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.utils.data.dataloader as dataloader
 
@@ -18,12 +18,16 @@ from ebbtide.trace.recorder import Recorder
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
 
 STEPS = 3
+# Sent when the time is up. Programs have uses of their own for SIGALRM and SIGUSR1.
+STOP_SIGNAL: int = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 5
 # Beyond the steps needed: a loop that no data loader drives.
 _MORE_STEPS = 2
 # Forward passes without a new peak: end the data loaders, then the script.
 _QUIET_FORWARDS, _QUIET_END = 8, 64
 # Batches of an iterator that starts when all is known: enough for an evaluation to peak.
 _LAST_BATCHES = 2
+# A bare `except:` around a step swallows the end of the script so many times.
+_PATIENCE = 3
 
 
 class StopWorkload(BaseException):
@@ -37,16 +41,25 @@ class Stopper:
         gpu: the virtual GPU.
         recorder: its recorder.
         steps: optimizer steps to record.
-        seconds: when to stop at the latest.
+        swallowed: called where the script catches `StopWorkload` again and again.
+
+    Attributes:
+        enough: whether all steps that are needed have been seen.
+        timed_out: whether `STOP_SIGNAL` came.
     """
 
     def __init__(
-        self, gpu: VirtualGpu, recorder: Recorder, steps: int = STEPS, seconds: float = 600.0
+        self,
+        gpu: VirtualGpu,
+        recorder: Recorder,
+        steps: int = STEPS,
+        swallowed: Callable[[], object] = lambda: None,
     ) -> None:
         self._gpu = gpu
         self._recorder = recorder
         self._steps = steps
-        self._seconds = seconds
+        self._swallowed = swallowed
+        self._stops = 0
         self._quiet = 0
         self._peak = 0
         self.enough = False
@@ -58,7 +71,7 @@ class Stopper:
         if steps >= self._steps:
             self.enough = True
         if steps >= self._steps + _MORE_STEPS:
-            raise StopWorkload
+            self._stop()
 
     def after_forward(self, _forwards: int) -> None:
         """Called after each outermost module call."""
@@ -68,13 +81,18 @@ class Stopper:
         if self._quiet >= _QUIET_FORWARDS and not self._recorder.trained:
             self.enough = True
         if self._quiet >= _QUIET_END:
-            raise StopWorkload
+            self._stop()
+
+    def _stop(self) -> NoReturn:
+        self._stops += 1
+        if self._stops > _PATIENCE:
+            self._swallowed()
+        raise StopWorkload
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """End data loaders and hold the time limit while the script runs."""
+        """End data loaders, and the script on `STOP_SIGNAL`, while it runs."""
         original = dataloader._BaseDataLoaderIter.__next__
-        before: Any = None
 
         def limited(iterator: Any) -> Any:
             started_late = iterator.__dict__.setdefault("_ebbtide_late", self.enough)
@@ -84,16 +102,16 @@ class Stopper:
             iterator.__dict__["_ebbtide_served"] = served + 1 if started_late else 0
             return original(iterator)
 
-        def time_is_up(_signal: int, _frame: Any) -> None:
-            self.timed_out = True
-            raise StopWorkload
-
-        dataloader._BaseDataLoaderIter.__next__ = limited  # type: ignore[method-assign]
+        dataloader._BaseDataLoaderIter.__next__ = limited  # type: ignore[method-assign, assignment]
+        before = signal.signal(STOP_SIGNAL, self._time_is_up)
+        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {STOP_SIGNAL})
         try:
-            before = signal.signal(signal.SIGALRM, time_is_up)
-            signal.setitimer(signal.ITIMER_REAL, self._seconds)
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            signal.signal(STOP_SIGNAL, before)
             dataloader._BaseDataLoaderIter.__next__ = original  # type: ignore[method-assign]
+
+    def _time_is_up(self, _signal: int, _frame: Any) -> None:
+        self.timed_out = True
+        self._stop()
