@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
+
 from ebbtide.workloads import hf_config
 from ebbtide.workloads.architecture import Architecture
 from ebbtide.workloads.hf import TransformersModel
@@ -27,7 +29,8 @@ GPU = "a100-80gb"
 # where one breaks the model. The numbers are parameters at most, so that a CPU copes.
 LEVELS: dict[str, tuple[Callable[[Any], Any], float]] = {
     "narrow": (lambda config: shrink(config), 1e9),
-    "shallow": (lambda config: shrink(config, divisor=1, data=False), 4e8),
+    "slim": (lambda config: shrink(config, divisor=4), 1e9),
+    "shallow": (lambda config: shrink(config, divisor=1), 4e8),
     "full": (lambda config: config, 2.5e8),
 }
 
@@ -76,12 +79,19 @@ def run(suite: str, name: str, virtual: bool, level: str | None) -> dict[str, An
 def _transformers(name: str, level: str) -> Architecture:
     make, limit = LEVELS[level]
     config = make(complete(hf_config.from_type(name)))
-    if level != "narrow":
+    if level not in ("narrow", "slim"):
         with torch.device("meta"):
             count = sum(p.numel() for p in model_class(config)(config).parameters())
         if count > limit:
             raise ValueError(f"{count / 1e9:.2f} G parameters, too many for this test")
-    return TransformersModel(config, name)
+    model = TransformersModel(config, name)
+    model.measure(_options(model))
+    return model
+
+
+def _options(architecture: Architecture) -> WorkloadOptions:
+    reads = isinstance(architecture, TransformersModel) and architecture.reads_text()
+    return WorkloadOptions(batch=BATCH, seq=SEQ if reads else None, optimizer="none")
 
 
 def _vision(suite: str, name: str) -> Architecture:
@@ -94,11 +104,9 @@ def _image(name: str) -> int | None:
 
 def _attempt(make: Callable[[], Architecture], image: int | None, virtual: bool) -> dict[str, Any]:
     stage = "build"
-    options = WorkloadOptions(batch=BATCH, image=image, optimizer="none")
     try:
         architecture = make()
-        if isinstance(architecture, TransformersModel) and architecture.reads_text():
-            options = WorkloadOptions(batch=BATCH, seq=SEQ, optimizer="none")
+        options = replace(_options(architecture), image=image)
         if virtual:
             from ebbtide.vgpu.virtual_gpu import VirtualGpu
 

@@ -97,7 +97,9 @@ def _transformers(config: Any, name: str, options: WorkloadOptions) -> Architect
     if getattr(config, "quantization_config", None) is not None:
         del config.quantization_config
     kind = ChunkedModel if options.loss == "chunked" else TransformersModel
-    return kind(config, name)
+    model = kind(config, name)
+    model.measure(options)
+    return model
 
 
 def _types() -> list[str]:

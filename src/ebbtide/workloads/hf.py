@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from ebbtide.workloads.architecture import DTYPES
 from ebbtide.workloads.chunked import chunked_loss
 from ebbtide.workloads.hf_heads import model_class, task_of
 from ebbtide.workloads.hf_inputs import inputs_for, loss_of, request_for
-from ebbtide.workloads.hf_inputs.request import Request, parts
+from ebbtide.workloads.hf_inputs.request import Request, parts, read
 from ebbtide.workloads.hf_mend import complete
+from ebbtide.workloads.hf_probe import feature_tokens
 from ebbtide.workloads.options import WorkloadOptions
 
 DEFAULT_SEQ = 512
@@ -41,10 +43,20 @@ class TransformersModel:
     def __init__(self, config: PretrainedConfig, name: str) -> None:
         self.name = name
         self.config = complete(config)
+        self._features: dict[str, int] = {}
         try:
             self.cls = model_class(config)
         except ImportError as error:
             raise TargetError(f"{name}: {str(error).strip().splitlines()[0]}") from error
+
+    def measure(self, options: WorkloadOptions) -> None:
+        """Find how many tokens an image takes; on real CPU tensors, so before a virtual GPU."""
+        if not {"pixel_values", "input_features", "input_values"} & self._taken():
+            return
+        _resize(self.config, options.image)
+        request = self._request(options, 1, torch.device("cpu"))
+        logging.set_verbosity_error()
+        self._features = feature_tokens(self.cls, self.config, request)
 
     def make_model(self, options: WorkloadOptions) -> nn.Module:
         """The model on the CPU, in ``options.dtype``."""
@@ -54,9 +66,7 @@ class TransformersModel:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                model: nn.Module = self.cls._from_config(
-                    self.config, dtype=DTYPES[options.dtype]
-                )
+                model: nn.Module = self.cls._from_config(self.config, dtype=DTYPES[options.dtype])
                 return model
             except (ValueError, TypeError, AttributeError, ImportError, KeyError) as error:
                 raise TargetError(f"{self.name} cannot be built: {error}") from error
@@ -82,8 +92,10 @@ class TransformersModel:
 
     def reads_text(self) -> bool:
         """Whether the forward call takes tokens or their embeddings."""
-        taken = inspect.signature(self.cls.forward).parameters
-        return bool({"input_ids", "inputs_embeds"} & set(taken))
+        return bool({"input_ids", "inputs_embeds"} & self._taken())
+
+    def _taken(self) -> set[str]:
+        return set(inspect.signature(self.cls.forward).parameters)
 
     def default_seq(self) -> int:
         """512 tokens, or as many as the model has positions for."""
@@ -91,14 +103,14 @@ class TransformersModel:
             value
             for part in (self.config, self.config.get_text_config())
             for name in ("max_position_embeddings", "n_positions", "max_seq_len")
-            if isinstance(value := getattr(part, name, None), int) and value > 0
+            if isinstance(value := read(part, name), int) and value > 0
         ]
         # RoBERTa's kind counts positions from behind the padding token.
         return min([DEFAULT_SEQ, *(v - 2 if v == DEFAULT_SEQ + 2 else v for v in found)])
 
     def _request(self, options: WorkloadOptions, batch: int, device: torch.device) -> Request:
         dtype = DTYPES[options.dtype] if options.amp is None else torch.float32
-        return request_for(
+        request = request_for(
             self.cls,
             self.config,
             batch=batch,
@@ -107,12 +119,15 @@ class TransformersModel:
             device=device,
             dtype=dtype,
         )
+        return replace(request, features=self._features)
 
     def _check(self, options: WorkloadOptions) -> None:
-        taken = inspect.signature(self.cls.forward).parameters
         if options.seq is not None and not self.reads_text():
             raise UsageError(f"seq: {self.name} reads no text")
-        if options.image is not None and not {"pixel_values", "pixel_values_videos"} & set(taken):
+        if (
+            options.image is not None
+            and not {"pixel_values", "pixel_values_videos"} & self._taken()
+        ):
             raise UsageError(f"image: {self.name} reads no images")
         if options.loss == "chunked" and not self.decodes():
             raise UsageError(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from ebbtide.workloads.hf_inputs.request import parts
+from ebbtide.workloads.hf_inputs.request import parts, read
 
 PLACEHOLDERS = ("_token_id", "_token_index")
 # Published vocabularies are padded to a multiple of 64 for the tensor cores.
 MULTIPLE = 64
+HORIZON = 24
 
 
 def complete(config: PretrainedConfig) -> PretrainedConfig:
@@ -21,8 +22,10 @@ def complete(config: PretrainedConfig) -> PretrainedConfig:
     for part in parts(config):
         if part.is_encoder_decoder or part is config:
             _start_token(part)
-        if getattr(part, "pad_token_id", 0) is None:
+        if read(part, "pad_token_id") is None and "pad_token_id" in vars(part):
             part.pad_token_id = 0
+        _horizon(part)
+    _join(config)
     _fit_vocabulary(config)
     return config
 
@@ -31,6 +34,26 @@ def _start_token(config: PretrainedConfig) -> None:
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         start = getattr(config, "bos_token_id", None) or getattr(config, "pad_token_id", None)
         config.decoder_start_token_id = start or 0
+
+
+def _horizon(config: PretrainedConfig) -> None:
+    """Steps to forecast and to look back at: a day and two, as in the tourism checkpoints."""
+    if "prediction_length" in vars(config) and config.prediction_length is None:
+        config.prediction_length = HORIZON
+    if "context_length" in vars(config) and config.context_length is None:
+        config.context_length = config.prediction_length
+
+
+def _join(config: PretrainedConfig) -> None:
+    """Let the vision part of Qwen's kind end in the width that the language part begins with."""
+    vision, text = (vars(config).get(name) for name in ("vision_config", "text_config"))
+    if vision is None or text is None:
+        return
+    width = read(text, "hidden_size")
+    if width and "out_hidden_size" in vars(vision):
+        vision.out_hidden_size = width
+    elif width and {"spatial_merge_size", "embed_dim"} <= set(vars(vision)):
+        vision.hidden_size = width
 
 
 def _fit_vocabulary(config: PretrainedConfig) -> None:

@@ -25,19 +25,22 @@ WIDTHS = re.compile(
     r"(.*_)?(hidden_size|hidden_sizes|hidden_dim|hidden_dims|intermediate_size|embed_dim"
     r"|embed_dims|embedding_size|embedding_dim|d_model|d_ff|d_kv|d_inner|ffn_dim|mlp_dim"
     r"|head_dim|n_embd|n_inner|projection_dim|projection_size|ffn_size|feature_size"
-    r"|bottleneck_size|hidden_channels|inter_dim|rank|d_embed|d_head|decoder_dim)"
+    r"|bottleneck_size|hidden_channels|inter_dim|rank|d_embed|d_head|decoder_dim|rotary_dim|attention_head_size)"
 )
 EXPERTS = re.compile(r"(n|num)_(routed_|local_|shared_)?experts|moe_num_experts")
 CHOSEN_EXPERTS = re.compile(
     r"num_experts_per_tok(en)?|moe_k|top_k_experts|moe_topk|moe_top_k|experts_top_k"
 )
 DEPTH_LISTS = ("depths", "num_layers", "layers", "num_block_repeats")
-COEFFICIENTS = ("width_coefficient", "depth_coefficient")
+DEPTH_FACTORS = ("depth_coefficient", "depth_multiplier")
 IMAGE_SIZES = ("image_size", "img_size")
 SPECIAL = ("_token_id", "_token_index", "_token_ids", "_token_idx")
+# Tokens that the patches of an image are pooled to: a square of two by two.
+POOLED = ("mm_tokens_per_image",)
 MAX_LAYERS = 8
 MAX_KINDS = 4
 VOCABULARY = 1024
+VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input")
 PATCHES = 4
 
 
@@ -53,7 +56,12 @@ class _Cut:
 
 
 def shrink(
-    config: PretrainedConfig, *, divisor: int = 8, layers: int = 2, data: bool = True
+    config: PretrainedConfig,
+    *,
+    divisor: int = 8,
+    layers: int = 2,
+    vocabulary: bool = True,
+    image: bool = True,
 ) -> PretrainedConfig:
     """A copy of `config` with about `layers` layers and widths divided by `divisor`.
 
@@ -61,36 +69,51 @@ def shrink(
         config: left as it is.
         divisor: a power of two; 1 keeps the widths.
         layers: layers to keep, more where there are more kinds of them.
-        data: make images and vocabulary small too.
+        vocabulary: make it small too.
+        image: make images small too.
     """
     small = copy.deepcopy(config)
-    _shrink(small, divisor, layers, data)
-    if data:
+    _shrink(small, divisor, layers, image)
+    if vocabulary:
         _shrink_vocabulary(small)
     return small
 
 
-def _shrink(config: PretrainedConfig, divisor: int, layers: int, data: bool) -> None:
-    values = dict(vars(config))
+def _shrink(config: PretrainedConfig, divisor: int, layers: int, image: bool) -> None:
+    values = {k: v for k, v in vars(config).items() if k != "per_layer_config"}
     before = next((v for k, v in values.items() if LAYERS.fullmatch(k) and _whole(v)), 0)
     cut = _Cut(
         before=before,
         keep=_layers_needed(values, before, layers),
-        divisor=divisor,
+        # EfficientNet's kind computes widths from factors; single ones must not be changed.
+        divisor=1 if "width_coefficient" in values else divisor,
         groups=values.get("n_group") or 1,
-        image=data,
+        image=image,
     )
+    tiled: Any = None
+    before_side = _side(values.get("vision_config"))
     for name, value in values.items():
         if isinstance(value, PretrainedConfig):
-            _shrink(value, divisor, layers, data)
+            _shrink(value, divisor, layers, image)
         elif isinstance(value, dict) and name not in ("id2label", "label2id"):
             _scale_sections(value, divisor)
         elif _whole(value):
             _set(config, name, _smaller_number(name, value, cut, values))
+        elif name == "image_grid_pinpoints" and value:
+            tiled = value
         elif isinstance(value, (list, tuple)) and value:
             _set(config, name, _smaller_list(name, value, cut))
-        elif isinstance(value, float) and name in COEFFICIENTS:
+        elif isinstance(value, float) and name in DEPTH_FACTORS:
             _set(config, name, min(value, 1.0))
+    if tiled:
+        factor = _side(values.get("vision_config")) / before_side
+        _set(config, "image_grid_pinpoints", [[int(v * factor) for v in row] for row in tiled])
+
+
+def _side(config: Any) -> int:
+    """Pixels of a side of the images that `config` is for."""
+    value = getattr(config, "image_size", None)
+    return value if _whole(value) and value else 1
 
 
 def _whole(value: Any) -> bool:
@@ -119,6 +142,8 @@ def _smaller_number(name: str, value: int, cut: _Cut, values: dict[str, Any]) ->
         return min(value, 2)
     if name == "first_k_dense_replace":
         return min(value, 1)
+    if name in POOLED and cut.image:
+        return PATCHES
     if name in IMAGE_SIZES and cut.image:
         return _smaller_image(value, values.get("patch_size"))
     if WIDTHS.fullmatch(name) and value >= 4 * cut.divisor and value % cut.divisor == 0:
@@ -174,12 +199,12 @@ def _shrink_vocabulary(config: PretrainedConfig) -> None:
         for name, value in list(vars(part).items()):
             if name.endswith(SPECIAL):
                 _set(part, name, place(value))
-            elif name == "vocab_size" and _whole(value):
+            elif name in VOCABULARIES and _whole(value):
                 _set(part, name, min(value, VOCABULARY))
 
 
 def _set(config: PretrainedConfig, name: str, value: Any) -> None:
-    if getattr(config, name, None) == value:
+    if vars(config).get(name) == value:
         return
     try:
         setattr(config, name, value)

@@ -19,7 +19,14 @@ MAKERS: dict[str, Maker] = {**text.MAKERS, **vision.MAKERS, **audio.MAKERS, **sp
 # Given wherever forward takes them, required or not: without them nothing is computed.
 ALWAYS = ("input_ids", "pixel_values", "input_values", "input_features", "bbox")
 BESIDE = {
-    "pixel_values": ("image_grid_thw", "image_sizes"),
+    "pixel_values": ("image_grid_thw", "mm_token_type_ids"),
+    "input_features": ("input_features_mask", "feature_attention_mask"),
+}
+
+# What is left away where a model is configured without the part that would read it.
+PARTS = {
+    "vision_config": ("pixel_values", "pixel_values_videos"),
+    "audio_config": ("input_features", "input_values"),
 }
 
 
@@ -84,7 +91,9 @@ def _wanted(cls: type[PreTrainedModel], request: Request) -> list[str]:
     required = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty]
     main = getattr(cls, "main_input_name", None) or ()
     main = [main] if isinstance(main, str) else list(main)
-    wanted = [n for n in (*ALWAYS, *main, *required) if n in parameters]
+    absent = {n for part, names in PARTS.items() if _lacks(request, part) for n in names}
+    wanted = [n for n in (*ALWAYS, *main) if n in parameters and n not in absent]
+    wanted += required
     for name in list(wanted):
         wanted += [n for n in BESIDE.get(name, ()) if n in parameters]
     return list(dict.fromkeys(wanted))
@@ -94,3 +103,8 @@ def _signature(cls: type[PreTrainedModel]) -> dict[str, inspect.Parameter]:
     parameters = inspect.signature(cls.forward).parameters
     skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {n: p for n, p in parameters.items() if n != "self" and p.kind not in skipped}
+
+
+def _lacks(request: Request, part: str) -> bool:
+    """Whether the configuration has a place for `part` that is empty."""
+    return part in vars(request.config) and vars(request.config)[part] is None

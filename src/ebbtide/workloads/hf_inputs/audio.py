@@ -7,6 +7,8 @@ from torch import Tensor
 from ebbtide.workloads.hf_inputs.request import Maker, Request, first
 
 SECOND = 16_000
+FRAMES = 128
+BINS = ("num_mel_bins", "n_mels", "input_feat_per_channel", "feature_size", "input_dim")
 
 
 def waveform(request: Request) -> Tensor:
@@ -18,26 +20,37 @@ def waveform(request: Request) -> Tensor:
     return request.floats(request.batch, SECOND)
 
 
+def bins(request: Request) -> int:
+    """Mel bins of a spectrogram."""
+    return int(first((request.audio, request.config), *BINS, "input_size") or 80)
+
+
+def frames(request: Request) -> int:
+    """Frames of a spectrogram: a whole window for Whisper's kind."""
+    positions = first((request.audio, request.config), "max_source_positions")
+    return 2 * int(positions) if _whisper(request) and positions else FRAMES
+
+
+def _whisper(request: Request) -> bool:
+    """Whether bins come before frames: encoders that begin with convolutions over time."""
+    configs = (request.audio, request.config)
+    return (
+        first(configs, "max_source_positions") is not None
+        and (first(configs, "num_mel_bins") is not None)
+        and first(configs, "input_feat_per_channel", "num_conv_layers") is None
+    )
+
+
 def spectrogram(request: Request) -> Tensor:
     """``[batch, mel bins, frames]`` for Whisper's kind, ``[batch, frames, bins]`` for others."""
-    configs = (request.audio, request.config)
-    bins = first(
-        configs,
-        "num_mel_bins",
-        "n_mels",
-        "input_feat_per_channel",
-        "input_dim",
-        "input_size",
-        "feature_size",
-    )
-    positions = first(configs, "max_source_positions")
-    bins = int(bins or 80)
-    if positions is not None and first(configs, "num_mel_bins") is not None:
-        return request.floats(request.batch, bins, 2 * int(positions))
-    return request.floats(request.batch, 128, bins)
+    if _whisper(request):
+        return request.floats(request.batch, bins(request), frames(request))
+    return request.floats(request.batch, frames(request), bins(request))
 
 
 MAKERS: dict[str, Maker] = {
     "input_values": waveform,
     "input_features": spectrogram,
+    "input_features_mask": lambda r: r.ones(r.batch, frames(r)),
+    "feature_attention_mask": lambda r: r.ones(r.batch, frames(r)),
 }

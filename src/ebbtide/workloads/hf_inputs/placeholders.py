@@ -6,12 +6,10 @@ and refuses a text whose placeholders are not as many as the features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from ebbtide.workloads.hf_inputs.request import Request, first, image_size, patch_size
+from ebbtide.workloads.hf_inputs.request import Request, first, image_size, parts, patch_size
 
 IMAGE_IDS = ("image_token_id", "image_token_index", "im_token_id", "image_patch_token_id")
 AUDIO_IDS = ("audio_token_id", "audio_token_index", "audio_tok_id")
@@ -19,41 +17,15 @@ STATED = ("image_seq_length", "image_seq_len", "mm_tokens_per_image", "num_image
 
 
 def image_tokens(request: Request) -> int:
-    """Placeholder tokens of one image."""
-    rule = IMAGE_RULES.get(request.config.model_type)
-    if rule is not None:
-        return rule(request)
-    if "image_grid_thw" in request.parameters:
-        return merged_grid(request)
+    """Placeholder tokens of one image: as measured, as stated, or one a patch."""
+    if "image" in request.features:
+        return request.features["image"]
     stated = first((request.config, request.text), *STATED)
-    return int(stated) if isinstance(stated, int) else plain_grid(request)
-
-
-def plain_grid(request: Request) -> int:
-    """One token a patch."""
+    if isinstance(stated, int):
+        return stated
     rows, columns = grid(request)
-    return rows * columns
-
-
-def merged_grid(request: Request) -> int:
-    """One token for each square of patches that are merged."""
     merge = first((request.vision, request.config), "spatial_merge_size", "merge_size") or 1
-    return plain_grid(request) // int(merge) ** 2
-
-
-def shuffled(request: Request) -> int:
-    """Patches after pixel shuffle by a linear factor below or above one."""
-    factor = first(
-        (request.config, request.vision),
-        "downsample_ratio",
-        "pixel_shuffle_ratio",
-        "scale_factor",
-        "downsample_factor",
-        "downscale_factor",
-    )
-    factor = float(factor or 1)
-    factor = 1 / factor if factor > 1 else factor
-    return round(plain_grid(request) * factor**2)
+    return rows * columns // int(merge) ** 2
 
 
 def grid(request: Request) -> tuple[int, int]:
@@ -62,19 +34,37 @@ def grid(request: Request) -> tuple[int, int]:
     return height // tall, width // wide
 
 
-IMAGE_RULES: dict[str, Callable[[Request], int]] = {}
+def marks(request: Request) -> list[tuple[int, int]]:
+    """Placeholder id and count of what each sample holds: an image, a sound."""
+    found: list[tuple[int, int]] = []
+    if "input_ids" not in request.parameters:
+        return found
+    if request.parameters & {"pixel_values", "image_patches"}:
+        marker = first(tuple(parts(request.config)), *IMAGE_IDS)
+        if isinstance(marker, int):
+            found.append((marker, image_tokens(request)))
+    if request.parameters & {"input_features", "input_values"} and "audio" in request.features:
+        marker = first(tuple(parts(request.config)), *AUDIO_IDS)
+        if isinstance(marker, int):
+            found.append((marker, request.features["audio"]))
+    return found
 
 
 def with_placeholders(request: Request, ids: Tensor) -> Tensor:
-    """`ids` that begin with the placeholders of one image and one sound a sample."""
-    if "pixel_values" in request.parameters and "input_ids" in request.parameters:
-        marker = first((request.config, request.text), *IMAGE_IDS)
-        if isinstance(marker, int):
-            ids = _put(ids, marker, image_tokens(request))
-    return ids
+    """`ids` with the placeholders after their first token; the text keeps its length."""
+    blocks = [
+        torch.full((ids.shape[0], count), marker, device=ids.device, dtype=ids.dtype)
+        for marker, count in marks(request)
+    ]
+    return torch.cat([ids[:, :1], *blocks, ids[:, 1:]], dim=1) if blocks else ids
 
 
-def _put(ids: Tensor, marker: int, count: int) -> Tensor:
-    """`ids` after `count` markers a row, so that the text keeps its length."""
-    markers = torch.full((ids.shape[0], count), marker, device=ids.device, dtype=ids.dtype)
-    return torch.cat([ids[:, :1], markers, ids[:, 1:]], dim=1)
+def token_types(request: Request) -> Tensor:
+    """``[batch, seq]`` beside `with_placeholders`: 0 text, 1 image, 3 sound."""
+    kinds = {0: 1, 1: 3}
+    blocks = [
+        torch.full((request.batch, count), kinds[i], device=request.device, dtype=torch.long)
+        for i, (_, count) in enumerate(marks(request))
+    ]
+    zeros = torch.zeros(request.batch, request.seq, device=request.device, dtype=torch.long)
+    return torch.cat([zeros[:, :1], *blocks, zeros[:, 1:]], dim=1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,25 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 DEFAULT_IMAGE = 224
+TEXT_PARTS = ("text_config", "llm_config", "language_config", "text_encoder_config", "decoder")
+VISION_PARTS = (
+    "vision_config",
+    "vision_tower_config",
+    "visual_config",
+    "image_config",
+    "backbone_config",
+    "vision_encoder_config",
+    "encoder",
+    "encoder_config",
+)
+AUDIO_PARTS = (
+    "audio_config",
+    "audio_encoder_config",
+    "audio_tower_config",
+    "speech_config",
+    "encoder_config",
+    "speech_encoder_config",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +45,7 @@ class Request:
         image: side of a square image in pixels, or None for the configuration's own.
         device: where the tensors are made.
         dtype: of floating-point inputs.
+        features: placeholder tokens that one ``"image"`` or ``"audio"`` takes, where measured.
     """
 
     config: PretrainedConfig
@@ -36,38 +56,22 @@ class Request:
     image: int | None
     device: torch.device
     dtype: torch.dtype
+    features: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def text(self) -> PretrainedConfig:
         """The configuration of the language part, or the whole where there is no part."""
-        for name in ("text_config", "llm_config", "language_config", "thinker_config", "decoder"):
-            part = getattr(self.config, name, None)
-            if isinstance(part, PretrainedConfig):
-                inner = getattr(part, "text_config", None)
-                return inner if isinstance(inner, PretrainedConfig) else part
-        return self.config
+        return _part(self.config, TEXT_PARTS)
 
     @property
     def vision(self) -> PretrainedConfig:
         """The configuration of the image part, or the whole where there is no part."""
-        names = ("vision_config", "vision_tower_config", "visual_config", "backbone_config")
-        for name in (*names, "image_config", "encoder", "encoder_config"):
-            part = getattr(self.config, name, None)
-            if isinstance(part, PretrainedConfig):
-                inner = getattr(part, "vision_config", None) or getattr(
-                    part, "backbone_config", None
-                )
-                return inner if isinstance(inner, PretrainedConfig) else part
-        return self.config
+        return _part(self.config, VISION_PARTS)
 
     @property
     def audio(self) -> PretrainedConfig:
         """The configuration of the sound part, or the whole where there is no part."""
-        for name in ("audio_config", "audio_encoder_config", "encoder_config", "speech_config"):
-            part = getattr(self.config, name, None)
-            if isinstance(part, PretrainedConfig):
-                return part
-        return self.config
+        return _part(self.config, AUDIO_PARTS)
 
     def floats(self, *shape: int) -> Tensor:
         """Uniform noise of the input dtype."""
@@ -85,14 +89,32 @@ class Request:
 Maker = Callable[[Request], Any]
 
 
+def _part(config: PretrainedConfig, names: tuple[str, ...]) -> PretrainedConfig:
+    """The innermost configuration that is reached by `names`, or `config` itself."""
+    for outer in parts(config):
+        for name in names:
+            inner = vars(outer).get(name)
+            if isinstance(inner, PretrainedConfig):
+                return _part(inner, names)
+    return config
+
+
 def first(configs: PretrainedConfig | tuple[PretrainedConfig, ...], *names: str) -> Any:
     """The first attribute of `names` that one of `configs` has and that is not None."""
     for config in configs if isinstance(configs, tuple) else (configs,):
         for name in names:
-            value = getattr(config, name, None)
+            value = read(config, name)
             if value is not None:
                 return value
     return None
+
+
+def read(config: Any, name: str) -> Any:
+    """An attribute, None where it is missing or differs from layer to layer."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # Transformers' own class for what only single layers have
+        return None
 
 
 def parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:

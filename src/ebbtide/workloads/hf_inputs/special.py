@@ -2,10 +2,182 @@
 
 from __future__ import annotations
 
-from ebbtide.workloads.hf_inputs.request import Maker
+from typing import Any
 
-MAKERS: dict[str, Maker] = {}
+import torch
+from torch import Tensor
+
+from ebbtide.workloads.hf_inputs.audio import bins, frames
+from ebbtide.workloads.hf_inputs.placeholders import grid, token_types
+from ebbtide.workloads.hf_inputs.request import Maker, Request, channels, first, image_size
+from ebbtide.workloads.hf_inputs.vision import images, patches
+
+
+def _bins_first(request: Request) -> Tensor:
+    """``[batch, mel bins, frames]``."""
+    return request.floats(request.batch, bins(request), frames(request))
+
+
+def _one_channel(request: Request) -> Tensor:
+    """``[batch, 1, frames, mel bins]``, one window of CLAP's."""
+    size = int(first(request.audio, "spec_size") or 256)
+    return request.floats(request.batch, 1, size * 4, bins(request))
+
+
+def _whole_clip(request: Request) -> Tensor:
+    """``[batch, frames, mel bins]`` of the length that positions are held for."""
+    length = int(first(request.config, "max_length", "max_time_bins") or 1024)
+    return request.floats(request.batch, length, bins(request))
+
+
+def _image_pairs(request: Request) -> Tensor:
+    """``[batch, 2, channels, height, width]`` of two views to match."""
+    return request.floats(request.batch, 2, channels(request), *image_size(request))
+
+
+def _one_image_each(request: Request) -> Tensor:
+    """``[batch, 1, channels, height, width]``: a list of one image a sample."""
+    return images(request)[:, None]
+
+
+def _length(request: Request) -> int:
+    config: Any = request.config
+    lags = getattr(config, "lags_sequence", None) or [0]
+    return int(config.context_length) + max(lags)
+
+
+def _time_features(request: Request, steps: int) -> Tensor:
+    count = int(first(request.config, "num_time_features") or 0)
+    return request.floats(request.batch, steps, count)
+
+
+_SERIES: dict[str, Maker] = {
+    "past_values": lambda r: r.floats(r.batch, _length(r)),
+    "past_time_features": lambda r: _time_features(r, _length(r)),
+    "past_observed_mask": lambda r: r.ones(r.batch, _length(r)),
+    "future_values": lambda r: r.floats(r.batch, r.config.prediction_length),
+    "future_time_features": lambda r: _time_features(r, r.config.prediction_length),
+}
+_PATCHED: dict[str, Maker] = {
+    "past_values": lambda r: r.floats(
+        r.batch, int(r.config.context_length), int(r.config.num_input_channels)
+    ),
+}
+_DECISIONS: dict[str, Maker] = {
+    "states": lambda r: r.floats(r.batch, r.seq, r.config.state_dim),
+    "actions": lambda r: r.floats(r.batch, r.seq, r.config.act_dim),
+    "rewards": lambda r: r.floats(r.batch, r.seq, 1),
+    "returns_to_go": lambda r: r.floats(r.batch, r.seq, 1),
+    "timesteps": lambda r: r.ints(r.config.max_ep_len, r.batch, r.seq),
+    "attention_mask": lambda r: r.ones(r.batch, r.seq),
+}
+_CLAP: dict[str, Maker] = {
+    "input_features": _one_channel,
+    "is_longer": lambda r: torch.zeros(r.batch, 1, dtype=torch.bool, device=r.device),
+}
+_GEMMA: dict[str, Maker] = {"token_type_ids": token_types}
+_SPOKEN_TEXT: dict[str, Maker] = {"input_features": _bins_first}
+
+
+def _seq2seq_labels(request: Request) -> Tensor:
+    return request.ints(100, request.batch, request.seq, low=3)
+
+
+_PAIR: dict[str, Maker] = {"decoder_input_ids": _seq2seq_labels, "labels": _seq2seq_labels}
+
+
+def _positions(request: Request) -> Tensor:
+    """``[batch, patches, 2]``: column and row of each patch."""
+    rows, columns = grid(request)
+    row, column = torch.meshgrid(
+        torch.arange(rows, device=request.device),
+        torch.arange(columns, device=request.device),
+        indexing="ij",
+    )
+    return torch.stack([column, row], -1).reshape(1, -1, 2).expand(request.batch, -1, -1)
+
+
+def _flat_patches(request: Request) -> Tensor:
+    """``[batch, patches, values of a patch]``."""
+    rows, columns = grid(request)
+    patch = int(first((request.vision, request.config), "patch_size") or 16)
+    return request.floats(request.batch, rows * columns, 3 * patch * patch)
+
+
+def _tiles(request: Request) -> Tensor:
+    """``[batch, tiles, channels, side, side]``: the image whole and cut into tiles."""
+    side, _ = image_size(request)
+    height, width = _tiled_size(request)
+    count = (height // side) * (width // side) + 1
+    return request.floats(request.batch, count, channels(request), side, side)
+
+
+def _tiled_size(request: Request) -> tuple[int, int]:
+    """Height and width of an image that is cut as the configuration's first choice says."""
+    height, width = request.config.image_grid_pinpoints[0]
+    return int(height), int(width)
+
+
+def _tiled_sizes(request: Request) -> Tensor:
+    """``[batch, 2]``."""
+    return torch.tensor([list(_tiled_size(request))] * request.batch, device=request.device)
+
+
+_TILED: dict[str, Maker] = {"pixel_values": _tiles, "image_sizes": _tiled_sizes}
+
+
+def _patches_each(request: Request) -> Tensor:
+    """``[batch, patches, values of a patch]``."""
+    return patches(request).unflatten(0, (request.batch, -1))
+
+
+MAKERS: dict[str, Maker] = {
+    "query_embeds": lambda r: r.floats(
+        r.batch, int(first(r.config, "num_query_tokens") or 32), r.config.hidden_size
+    ),
+    "pixel_position_ids": _positions,
+    "audio_mel": lambda r: r.floats(r.batch, frames(r), bins(r)),
+    "audio_mel_mask": lambda r: torch.zeros(r.batch, frames(r), dtype=torch.bool, device=r.device),
+    "spectrogram": lambda r: r.floats(
+        r.batch, 32, int(first(r.config, "model_in_dim", "num_mel_bins") or 80)
+    ),
+    "mel_spectrogram": lambda r: r.floats(r.batch, int(r.config.mel_dim), 32),
+}
 # By model type, then by name of the input. A name that is listed is always given.
-RULES: dict[str, dict[str, Maker]] = {}
+RULES: dict[str, dict[str, Maker]] = {
+    "audio-spectrogram-transformer": {"input_values": _whole_clip},
+    "autoformer": _SERIES,
+    "informer": _SERIES,
+    "time_series_transformer": _SERIES,
+    "patchtst": _PATCHED,
+    "patchtsmixer": _PATCHED,
+    "clap": _CLAP,
+    "clap_audio_model": _CLAP,
+    "clvp": _SPOKEN_TEXT,
+    "colmodernvbert": {"pixel_values": _one_image_each},
+    "modernvbert": {"pixel_values": _one_image_each},
+    "smolvlm": {"pixel_values": _one_image_each},
+    "idefics2": {"pixel_values": _one_image_each},
+    "idefics3": {"pixel_values": _one_image_each},
+    "decision_transformer": _DECISIONS,
+    "deepseek_vl_hybrid": {
+        "high_res_pixel_values": lambda r: r.floats(r.batch, 3, 1024, 1024),
+    },
+    "efficientloftr": {"pixel_values": _image_pairs},
+    "superglue": {"pixel_values": _image_pairs},
+    "lightglue": {"pixel_values": _image_pairs},
+    "colqwen2": {"pixel_values": _patches_each},
+    "encoder-decoder": _PAIR,
+    "granite4_vision": _TILED,
+    "llava_next": _TILED,
+    "llava_next_video": _TILED,
+    "llava_onevision": _TILED,
+    "speech-encoder-decoder": _PAIR,
+    "vision-encoder-decoder": _PAIR,
+    "florence_vision": {"hidden_states": images},
+    "gemma3": _GEMMA,
+    "paligemma": _GEMMA,
+    "gemma4_vision": {"pixel_values": _flat_patches},
+}
 # Model types whose own loss needs more than labels: the sum of their outputs serves.
 WITHOUT_LABELS: frozenset[str] = frozenset()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ebbtide.workloads.hf_inputs.placeholders import with_placeholders
+from ebbtide.workloads.hf_inputs.placeholders import token_types, with_placeholders
 from ebbtide.workloads.hf_inputs.request import Maker, Request, first, vocabulary
 
 
@@ -83,6 +83,7 @@ MAKERS: dict[str, Maker] = {
     "position_ids": position_ids,
     "qformer_input_ids": lambda r: r.ints(100, r.batch, 8, low=3),
     "encoder_hidden_states": hidden_states,
+    "mm_token_type_ids": token_types,
 }
 
 

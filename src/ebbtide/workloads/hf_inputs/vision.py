@@ -14,6 +14,7 @@ from ebbtide.workloads.hf_inputs.request import (
     image_size,
     patch_size,
 )
+from ebbtide.workloads.hf_inputs.text import hidden_states
 
 
 def images(request: Request) -> Tensor:
@@ -48,6 +49,11 @@ def video(request: Request) -> Tensor:
     return request.floats(request.batch, int(frames), channels(request), *image_size(request))
 
 
+def patch_rows(request: Request) -> Tensor:
+    """`patches` for a vision part on its own, text embeddings for other parts."""
+    return patches(request) if "grid_thw" in request.parameters else hidden_states(request)
+
+
 MAKERS: dict[str, Maker] = {
     "pixel_values": images,
     "image": images,
@@ -55,5 +61,6 @@ MAKERS: dict[str, Maker] = {
     "grid_thw": grid_thw,
     "pixel_values_videos": video,
     "image_sizes": lambda r: torch.tensor([list(image_size(r))] * r.batch, device=r.device),
+    "hidden_states": patch_rows,
     "pixel_mask": lambda r: r.ones(r.batch, *image_size(r)),
 }
