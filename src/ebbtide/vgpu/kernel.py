@@ -29,6 +29,10 @@ _DTYPE_NAMES = {
 def meta_of(value: Any) -> Any:
     """`value` with every tensor in it replaced by its `TensorMeta`, lists by tuples."""
     if isinstance(value, torch.Tensor):
+        if value.layout is torch.sparse_coo:
+            value = value._values()
+        elif value.layout is not torch.strided:
+            value = value.values()
         return TensorMeta(
             tuple(value.shape), value.stride(), _DTYPE_NAMES[value.dtype], value.dtype.itemsize
         )

@@ -176,7 +176,7 @@ def describe_outputs(
     storages = {
         tensor.untyped_storage()._cdata: i
         for i, tensor in reversed(list(enumerate(converted)))
-        if isinstance(tensor, FakeTensor)
+        if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
     }
     outputs: list[Output | None] = []
     fresh: set[int] = set()
@@ -184,7 +184,7 @@ def describe_outputs(
         if item is None:
             outputs.append(None)
             continue
-        if not isinstance(item, FakeTensor):
+        if not isinstance(item, FakeTensor) or item.layout is not torch.strided:
             return None, wrap
         storage = item.untyped_storage()._cdata
         if storage in fresh:  # two outputs share a new storage

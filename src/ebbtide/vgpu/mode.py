@@ -8,7 +8,7 @@ the tape. Operations that need more than that have a handler in `ops/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -150,10 +150,14 @@ class VirtualMode(TorchDispatchMode):
             route = self._routes[func] = _Route(func, self._handler_for(func))
         key: list[Any] = [func]
         tensors: list[torch.Tensor] = []
-        key_of(args, key, tensors)
-        if kwargs:
-            key.extend(kwargs)
-            key_of(kwargs.values(), key, tensors)
+        try:
+            key_of(args, key, tensors)
+            if kwargs:
+                key.extend(kwargs)
+                key_of(kwargs.values(), key, tensors)
+        except RuntimeError:  # a sparse tensor has no strides
+            tensors = list(_all_tensors((*args, *kwargs.values())))
+            return self._run_once(func, route, args, kwargs, None, tensors)
         try:
             plan = self.plans.get(tuple(key)) if route.cacheable else None
         except TypeError:  # an argument that cannot be hashed
@@ -200,10 +204,10 @@ class VirtualMode(TorchDispatchMode):
         route: _Route,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        key: list[Any],
+        key: list[Any] | None,
         tensors: list[torch.Tensor],
     ) -> Any:
-        """The slow way, through FakeTensor; remembers the answer where it can."""
+        """The slow way, through FakeTensor; remembers the answer under `key` where it can."""
         known = {id(tensor): self.as_fake(tensor) for tensor in tensors}
         fake_args = _swap(args, known)
         fake_kwargs = {name: _swap(value, known) for name, value in kwargs.items()}
@@ -221,7 +225,7 @@ class VirtualMode(TorchDispatchMode):
         if plan.kernel is not None:
             self._launch(plan.kernel)
         self._note_outputs(plan.kernel, result, wrap)
-        if outputs is not None and route.cacheable:
+        if outputs is not None and route.cacheable and key is not None:
             try:
                 self.plans[tuple(key)] = plan
             except TypeError:
@@ -297,7 +301,9 @@ class VirtualMode(TorchDispatchMode):
         """A fresh tensor on `like`'s device, allocated by the current operation.
 
         Args:
-            shape, dtype, stride: its metadata; contiguous by default.
+            shape: its shape.
+            dtype: its dtype.
+            stride: its strides; contiguous by default.
             like: any fake tensor of the device.
             span: least and most bytes it may have, where its size is a library's choice.
             category: what it is for, if that is known.
@@ -407,6 +413,14 @@ def _swap(value: Any, known: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_swap(item, known) for item in value)
     return value
+
+
+def _all_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _all_tensors(value)
 
 
 def _tensors_in(result: Any, also: list[torch.Tensor]) -> list[torch.Tensor]:

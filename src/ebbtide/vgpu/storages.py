@@ -40,7 +40,11 @@ class Storages:
         self._heirloom: _StorageRef | None = None
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Note the storage of `tensor` if it is new or has been resized."""
+        """Note the storage of `tensor` if it is new or has been resized; of a sparse one, each."""
+        if tensor.layout is not torch.strided:
+            for part in _parts(tensor):
+                self.add(part)
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         known = self._live.get(key)
@@ -124,3 +128,13 @@ class Storages:
     def live_rows(self) -> list[int]:
         """Rows of everything that is allocated now."""
         return [reference.row for reference in self._live.values()]
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors that a sparse one consists of."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    compressed = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    if compressed:
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]

@@ -10,10 +10,20 @@ from typing import Any
 
 import torch
 
-from ebbtide.vgpu.ops import accumulate, attention, dynamic, foreach, recurrent, transfer, values
+from ebbtide.vgpu.ops import (
+    accumulate,
+    attention,
+    dynamic,
+    foreach,
+    outputs,
+    recurrent,
+    transfer,
+    transformer,
+    values,
+)
 
 _TABLE: dict[Any, Any] = {}
-for _module in (attention, dynamic, recurrent, transfer, values):
+for _module in (attention, dynamic, outputs, recurrent, transfer, transformer, values):
     _TABLE.update(_module.HANDLERS)
 for _overload in accumulate.OVERLOADS:
     _TABLE[_overload] = accumulate.over_first(_TABLE.get(_overload))
