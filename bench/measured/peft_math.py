@@ -25,7 +25,6 @@ _MLP = ["down_proj", "gate_proj", "up_proj"]
 # What adapter_config.json of each experiment says beyond PEFT's defaults, as PEFT 0.21 names it
 # (method_comparison/MetaMathQA/experiments/*/adapter_config.json @ 026d1e01).
 ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "boft": ("BOFTConfig", {}),
     "ia3": ("IA3Config", {}),
     "ln_tuning": ("LNTuningConfig", {}),
     "loha": ("LoHaConfig", {"r": 32, "target_modules": ["q_proj", "v_proj"]}),
@@ -54,6 +53,8 @@ def adapter(row: Row) -> Any | None:
     if method.startswith("full-finetuning"):
         return None
     key = next((key for key in ADAPTERS if method.startswith(key)), None)
+    if method.startswith("boft"):
+        raise KeyError("PEFT compiles a CUDA extension for BOFT when it is used")
     if key is None:
         raise KeyError(f"no adapter configuration for {row.id}")
     name, options = ADAPTERS[key]
