@@ -44,20 +44,26 @@ class Convolution:
     @property
     def channels_last(self) -> bool:
         """Whether cuDNN gets channels last (`cudnn_conv_suggest_memory_format`)."""
-        return any(_is_channels_last(tensor) for tensor in (self.x, self.w))
+        return self.x.dtype != "float64" and any(
+            _is_channels_last(tensor) for tensor in (self.x, self.w)
+        )
 
 
 def _is_channels_last(tensor: TensorMeta) -> bool:
+    """`is_channels_last_strides_2d_s4` in c10/core/MemoryFormat.h, and its 3-D twin.
+
+    Unlike contiguity it looks at the strides of dimensions of one element too, which is
+    how a 1x1 weight tells its layout.
+    """
     rank = len(tensor.shape)
-    if rank not in (4, 5) or is_contiguous(tensor):
+    if rank not in (4, 5) or tensor.strides[1] == 0 or 0 in tensor.shape:
         return False
-    order = (1, *range(rank - 1, 1, -1), 0)
-    expected = 1
-    for dim in order:
-        if tensor.shape[dim] != 1:
-            if tensor.strides[dim] != expected:
-                return False
-            expected *= tensor.shape[dim]
+    least = 0
+    for dim in (1, *range(rank - 1, 1, -1), 0):
+        stride = tensor.strides[dim]
+        if stride < least or (dim == 0 and least == tensor.strides[1]):
+            return False
+        least = stride * max(tensor.shape[dim], 1)
     return True
 
 
@@ -87,9 +93,8 @@ def _cudnn_is_faster(conv: Convolution, ctx: KernelContext) -> bool:
     """`use_cudnn_depthwise`: channels last, or half precision with a suitable workload."""
     if conv.channels_last:
         return True
-    halves = {"float16"} if ctx.torch_version < (2, 7) else {"float16", "bfloat16"}
     x, w = conv.x, conv.w
-    if x.dtype not in halves or w.dtype != x.dtype or len(x.shape) != 4:
+    if x.dtype != "float16" or w.dtype != "float16" or len(x.shape) != 4:
         return False
     if any(d != 1 for d in conv.dilation) or x.shape[1] < 32:
         return False
@@ -99,20 +104,20 @@ def _cudnn_is_faster(conv: Convolution, ctx: KernelContext) -> bool:
 
 
 def _workload_suits(conv: Convolution) -> bool:
-    """`check_cudnn_depthwise_workload_with_filter`."""
+    """`check_cudnn_depthwise_workload_with_filter`, the version for cuDNN 8.2 and newer."""
     batch, channels, height, width = conv.x.shape
-    stride = conv.stride[1]
-    if height == 1:  # one-dimensional
-        return channels >= 64 or batch >= 64
-    if conv.w.shape[2] != conv.w.shape[3] or conv.w.shape[2] not in (1, 3, 5):
+    stride, size = conv.stride[1], conv.w.shape[3]
+    if height == 1 and stride == 1:
+        return True
+    if conv.w.shape[2] != size or size not in (1, 3, 5) or width < 7:
         return False
-    if stride not in (1, 2):
-        return False
-    if width < 7:
-        return False
-    if stride == 1:
-        return batch >= 16 or channels >= 64 or width >= 56
-    return batch >= 32 or channels >= 128 or width >= 112
+    if stride != 2:
+        return stride == 1
+    if batch == 1:
+        return size != 1 or width <= 28
+    if size == 1:
+        return batch <= 16 and channels >= 128 and width <= 7
+    return channels >= 512 or (channels >= 256 and width >= 28)
 
 
 def _of(x: TensorMeta, w: TensorMeta, inputs: Inputs, first: int) -> Convolution:

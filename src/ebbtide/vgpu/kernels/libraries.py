@@ -1,6 +1,6 @@
-"""Workspaces of NVIDIA's libraries that ask for their own size: cuFFT, cuSOLVER, cuDNN's RNN.
+"""Workspaces of libraries that ask for their own size: cuFFT and cuSOLVER.
 
-None of them is documented to the byte, so each is a span with its reasoning.
+Neither is documented to the byte, so each is a span with its reasoning.
 """
 
 from __future__ import annotations
@@ -10,14 +10,9 @@ from ebbtide.vgpu.kernels.temporary import (
     Inputs,
     Outputs,
     Scratch,
-    copy_bytes,
-    rounded,
     span,
     tensors_of,
 )
-
-_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
-"""Matrices of a cell by cuDNN's mode: plain with relu or tanh, LSTM, GRU."""
 
 
 def fft(name: str, inputs: Inputs, outputs: Outputs, ctx: KernelContext) -> tuple[Scratch, ...]:
@@ -61,32 +56,3 @@ def factorisation(
     spectral = any(part in name for part in ("eig", "svd", "lstsq"))
     likely = 3 * matrix.nbytes if spectral else matrix.nbytes
     return span("cuSOLVER workspace", len(outputs), 0, likely, likely + 3 * matrix.nbytes)
-
-
-def rnn(name: str, inputs: Inputs, outputs: Outputs, ctx: KernelContext) -> tuple[Scratch, ...]:
-    """`_cudnn_rnn` and its backward: the pre-activations of a layer, forward or backward.
-
-    RNN.cpp asks cuDNN for the workspace. Its standard algorithm multiplies the inputs of
-    all steps at once, so the gates of one layer (both directions) are written out before
-    the recurrence; other algorithms need less, backward the gradients of gates as well.
-    The reserve is an output.
-    """
-    tensors = tensors_of(inputs)
-    sequence = tensors[0]
-    if len(sequence.shape) != 3:
-        return ()
-    mode, hidden, both = _rnn_shape(inputs)
-    steps = sequence.shape[0] * sequence.shape[1]
-    gates = steps * _GATES.get(mode, 4) * hidden * (2 if both else 1) * sequence.itemsize
-    copies = rounded(*copy_bytes(sequence))
-    likely = copies + (2 * gates if "backward" in name else gates)
-    return span("cuDNN RNN workspace", len(outputs), copies, likely, copies + 4 * gates)
-
-
-def _rnn_shape(inputs: Inputs) -> tuple[int, int, bool]:
-    """Mode, hidden size and whether both directions run, from the integers and switches."""
-    numbers = [a for a in inputs if isinstance(a, int) and not isinstance(a, bool)]
-    switches = [a for a in inputs if isinstance(a, bool)]
-    # weight_stride0, mode, hidden_size, proj_size, num_layers; batch_first, train, bidirectional
-    mode, hidden = (numbers[1], numbers[2]) if len(numbers) > 2 else (2, 0)
-    return mode, hidden, len(switches) > 2 and switches[2]

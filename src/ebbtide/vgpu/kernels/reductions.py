@@ -74,8 +74,7 @@ def scratch(name: str, inputs: Inputs, outputs: Outputs, ctx: KernelContext) -> 
     dims = _dims(name, inputs)
     if not isinstance(tensor, TensorMeta) or dims is None or not tensor.numel:
         return ()
-    sixteen_bits = name == "sum" and tensor.itemsize == 2 and ctx.torch_version >= (2, 8)
-    vector = 2 if name in _MOMENTS else 8 if sixteen_bits else 4
+    vector = 2 if name in _MOMENTS else 4
     staging, semaphores = global_reduce(
         tensor, dims, accumulated_bytes(name, tensor), ctx, vector=vector
     )

@@ -84,7 +84,6 @@ _RULES: dict[str, _Rule] = {
     "convolution_overrideable": convolutions.forward,
     "convolution_backward": convolutions.backward,
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), libraries.fft),
-    **dict.fromkeys(("_cudnn_rnn", "_cudnn_rnn_backward"), libraries.rnn),
     "_foreach_norm": _foreach_norm,
     **dict.fromkeys(
         (
