@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ebbtide.errors import VirtualGpuError
 from ebbtide.gpus import Gpu, context_bytes, find
-from ebbtide.vgpu import unlock
+from ebbtide.vgpu import unlock, verified
 from ebbtide.vgpu.allocator import AllocatorConfig, OutOfMemory
 from ebbtide.vgpu.clock import VirtualClock
 from ebbtide.vgpu.kernel import KernelModel
@@ -177,6 +177,7 @@ class VirtualGpu:
             raise VirtualGpuError(
                 "A virtual GPU is on already in this process. Leave it before entering another."
             )
+        verified.ensure()
         with ExitStack() as stack:
             unlock.unlock()
             stack.callback(unlock.lock)

@@ -163,4 +163,6 @@ def _environment() -> dict[str, str]:
     # Ebbtide itself may have been found through sys.path alone.
     root = str(Path(ebbtide.__file__).parents[1])
     inherited = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (root, inherited) if p)}
+    path = os.pathsep.join(p for p in (root, inherited) if p)
+    # This process watches that one, so no self-test has to come first.
+    return {**os.environ, "PYTHONPATH": path, "EBBTIDE_SELFTEST": "0"}

@@ -6,6 +6,7 @@ is what it starts from, and an upper bound for most programs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -77,8 +78,10 @@ def _module_compile(vgpu: Surface) -> Callable[..., None]:
     return compile
 
 
-def _script(vgpu: Surface) -> Callable[..., Any]:
+def _script(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., Any]:
     def script(obj: Any, *args: Any, **options: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("torch._"):
+            return original(obj, *args, **options)  # PyTorch scripts some of its own formulae
         if isinstance(obj, torch.nn.Module):
             vgpu.guess("script", _SCRIPT)
         return obj
@@ -96,7 +99,8 @@ def _trace(vgpu: Surface) -> Callable[..., Any]:
 
 def install(vgpu: Surface, patches: PatchSet) -> None:
     """Replace the compilers by their inputs."""
-    compile, script, trace = _compile(vgpu), _script(vgpu), _trace(vgpu)
+    compile, trace = _compile(vgpu), _trace(vgpu)
+    script = _script(vgpu, torch.jit.script)
     patches.everywhere(
         [
             (torch.compile, compile),
