@@ -183,13 +183,13 @@ def backward(
             stages += _with_workspace(conv, direction, near, far, copies, 1, ctx)
         if mask[1]:
             copies = _layout_copies(conv, grad, x)
-            stages += _with_workspace(conv, "wgrad", near, far, copies, 1 + mask[0], ctx)
+            stages += _with_workspace(conv, "wgrad", near, far, copies, 2, ctx)
     else:
         stages += exact("contiguous copy", 0, *copies)
     if len(mask) > 2 and mask[2]:
         others = tuple(d for d in range(len(grad.shape)) if d != 1)
         staging = global_reduce(grad, others, accumulator_bytes(grad.dtype), ctx)
-        stages += exact("multi-block reduction", len(outputs), *staging)
+        stages += exact("multi-block reduction", 3, *staging)
     return stages
 
 

@@ -121,7 +121,7 @@ def efficient_backward(
     batch, heads, length, head_dim = query.shape
     delta = batch * heads * length * _FLOAT
     if query.itemsize > 2:
-        return exact("product of gradient and output", 3, *copies, out.nbytes, delta)
+        return exact("product of gradient and output", 4, *copies, out.nbytes, delta)
     each = batch * heads * _FLOAT
     queries = each * round_up(length, 64) * round_up(head_dim, 64)
     keys = each * round_up(key.shape[2], 64) * round_up(head_dim, 64) * 2
@@ -129,7 +129,7 @@ def efficient_backward(
     wide = head_dim > 64
     likely = low + (rounded(keys) if head_dim > 128 else 0)
     high = low + (rounded(keys) if wide else 0) + (rounded(queries) if head_dim <= 64 else 0)
-    return span("gradients in fp32", 3, low, likely, max(likely, high))
+    return span("gradients in fp32", 4, low, likely, max(likely, high))
 
 
 def cudnn_forward(

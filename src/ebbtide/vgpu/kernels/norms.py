@@ -56,7 +56,7 @@ def layer_norm_backward(
     partial = TensorMeta((down, columns), (columns, 1), tensor.dtype, tensor.itemsize)
     staging = global_reduce(partial, (0,), accumulator_bytes(tensor.dtype), ctx)
     sums = (partial.nbytes, partial.nbytes)
-    return stages + exact("partial sums of gamma and beta", len(outputs), *copies, *sums, *staging)
+    return stages + exact("partial sums of gamma and beta", 3, *copies, *sums, *staging)
 
 
 def group_norm(
@@ -79,7 +79,7 @@ def group_norm_backward(
     size = accumulator_bytes(tensor.dtype)
     each, per_group = batch * channels * size, batch * groups * size
     factors = (per_group,) * 2 if area == 1 else (each, each, each, per_group, per_group)
-    return exact("sums of groups", len(outputs), *copy_bytes(grad, tensor), *factors)
+    return exact("sums of groups", 3, *copy_bytes(grad, tensor), *factors)
 
 
 def batch_norm(
