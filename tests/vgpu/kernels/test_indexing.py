@@ -75,7 +75,7 @@ def index_put(*, accumulate: bool, ctx: KernelContext = CTX, values: object = No
 
 def test_index_put_sorts_only_to_accumulate() -> None:
     linear = 5000 * 8
-    sorting = rounded(linear, linear, linear, linear, radix_sort_bytes(5000, 8, 8))
+    sorting = rounded(linear, linear, linear, linear, radix_sort_bytes(5000, 8, 8, 10))
     assert index_put(accumulate=False) == []
     assert index_put(accumulate=True) == [sorting]
     assert index_put(accumulate=False, ctx=DETERMINISTIC) == [sorting]
@@ -110,5 +110,22 @@ def test_nonzero_is_small() -> None:
 @given(st.integers(1, 1 << 22), st.sampled_from([1, 2, 4, 8]), st.sampled_from([4, 8]))
 def test_sorting_keeps_a_second_buffer_of_pairs(count: int, key: int, value: int) -> None:
     size = radix_sort_bytes(count, key, value)
-    assert size >= count * (key + value)
-    assert size <= count * (key + value) * 1.26 + 32 * 1024
+    if count <= 2304:
+        assert size == 1
+    else:
+        assert size >= count * (key + value)
+        assert size <= count * (key + value) * 1.26 + 32 * 1024
+
+
+def test_a_recorded_sort() -> None:
+    """wed_medium_1024_training's backward of an embedding of 10,000 words by 4,096 tokens.
+
+    Allocations 13,111 to 13,118 of the public snapshot (Wedsonlin/assignment2-systems @
+    87b08641, MIT): four tables of 32,768 bytes and CUB's 72,191 alive together.
+    """
+    assert radix_sort_bytes(4096, 8, 8, 14) == 72_191
+    assert radix_sort_bytes(512, 8, 8, 14) == 1
+    weight, tokens = meta(10_000, 1024), meta(4, 1024, dtype="int64")
+    arguments = (weight, (tokens,), meta(4, 1024, 1024), True)
+    (stage,) = scratch("index_put", arguments, (weight,), CTX)
+    assert stage.likely == 4 * 32_768 + 72_192

@@ -29,6 +29,16 @@ def test_rows_of_a_bias_gradient() -> None:
     assert global_reduce(meta(4096, 1024), (0,), 4, RTX3060) == (1024 * 42 * 4 * 32 * 4, 32)
 
 
+def test_a_recorded_reduction() -> None:
+    """Gradients of RMSNorm's weight over 4 x 1,024 rows of 1,024.
+
+    Allocations 3,536 and 3,537 of wed_medium_1024_training (Wedsonlin/assignment2-systems @
+    87b08641, MIT): 33,554,432 bytes and 32. 49 norms have them; with 4 x 128 rows none.
+    """
+    assert global_reduce(meta(4, 1024, 1024), (0, 1), 4, A100) == (33_554_432, 32)
+    assert global_reduce(meta(4, 128, 1024), (0, 1), 4, A100) == (0, 0)
+
+
 def test_everything_to_one_value() -> None:
     """Ten million values: 512 lanes of four; 84 blocks fit and share them."""
     staging, semaphores = global_reduce(meta(10_000_000), (0,), 4, RTX3060)

@@ -26,18 +26,31 @@ from ebbtide.vgpu.tensors import TensorMeta
 
 _FEW_INDICES = 3072  # Embedding.cu: up to here one kernel adds without sorting
 _ROWS_PER_SEGMENT = 10  # EmbeddingBackwardKernel.cu: NROWS_PER_THREAD
+_TILE_PAIRS = 2304  # 256 threads of nine pairs of eight bytes each
 _INDEX_BYTES = 8  # linear indices are int64 (Indexing.cu, computeLinearIndex)
 
 
-def radix_sort_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
+def radix_sort_bytes(count: int, key_bytes: int, value_bytes: int, bits: int | None = None) -> int:
     """CUB's temporary storage for sorting `count` pairs out of place.
 
     cub/device/dispatch/dispatch_radix_sort.cuh: a second buffer of keys and one of values
-    (the caller's input must stay), and the counters of one pass: 256 digits for each tile
-    of the one-sweep kernel (some 4,000 pairs).
+    (the caller's input must stay), 256 counters of 8 bytes for each pass over 8 bits and
+    256 of 4 bytes for each tile, aligned. Few pairs are sorted by one block. Checked
+    against a public snapshot (see its test): 72,191 bytes for 4,096 pairs of int64 with 14
+    significant bits, 1 byte for 512. The size of a tile is between 2,048 and 4,095 pairs
+    there; it is the only guess.
+
+    Args:
+        count: number of pairs.
+        key_bytes: size of a key; `value_bytes` that of a value.
+        value_bytes: size of a value.
+        bits: significant bits of the keys; all by default.
     """
-    tiles = -(-count // 4096)
-    return count * (key_bytes + value_bytes) + tiles * 256 * 4 + 256 * 8 * key_bytes
+    if count <= _TILE_PAIRS:
+        return 1
+    passes = -(-(8 * key_bytes if bits is None else bits) // 8)
+    tiles = -(-count // _TILE_PAIRS)
+    return count * (key_bytes + value_bytes) + passes * 256 * 8 + tiles * 256 * 4 + 511
 
 
 def embedding_backward(
@@ -110,7 +123,9 @@ def index_put(
         if values.numel < count * slices or not is_contiguous(values):
             copies += (count * slices * values.itemsize,)
     # linearIndex, range, sorted_indices, orig_indices, then CUB's storage.
-    sorting = radix_sort_bytes(count, _INDEX_BYTES, _INDEX_BYTES)
+    rows = tensor.numel // max(math.prod(tensor.shape[len(listed) :]), 1)
+    bits = max(rows - 1, 1).bit_length()  # get_num_bits of the largest row
+    sorting = radix_sort_bytes(count, _INDEX_BYTES, _INDEX_BYTES, bits)
     return exact("sorting of indices", 0, *masks, *copies, linear, linear, linear, linear, sorting)
 
 
