@@ -4,9 +4,9 @@ import threading
 
 import torch
 from transformers import (
+    GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     StoppingCriteria,

@@ -4,6 +4,7 @@ import tempfile
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import Dataset
 from transformers import (
     BertConfig,
@@ -16,7 +17,6 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 set_seed(7)
 words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *[f"w{i}" for i in range(60)]]

@@ -1,6 +1,6 @@
 """Run an unmodified script on the virtual GPU and print what it took as one line of JSON.
 
-    python run_virtual.py GPU ENFORCE SCRIPT [ARGS...]
+python run_virtual.py GPU ENFORCE SCRIPT [ARGS...]
 """
 
 from __future__ import annotations

@@ -35,10 +35,15 @@ def _new_parameter(vgpu: Surface, original: Callable[..., Any]) -> Callable[...,
 
 
 def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply `function` to a parameter; the result takes its place in the same object."""
+    """Apply `function` to a parameter; the result takes its place in the same object.
+
+    From and to `meta` it becomes a new one, as in PyTorch: ties are lost there.
+    """
     with torch.no_grad():
         moved = function(parameter)
     if moved is not parameter:
+        if parameter.device.type == "meta" or moved.device.type == "meta":
+            return Parameter(moved, parameter.requires_grad)
         parameter.data = moved
     gradient = parameter.grad
     if gradient is not None:
@@ -75,11 +80,11 @@ def _apply(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., Any]:
         mode, before = vgpu.mode, vgpu.mode.keep_host_copies_fake
         mode.keep_host_copies_fake = True  # `model.cpu()`: parameters stay fake there too
         try:
-            for parameter in parameters:
+            for name, parameter in self._parameters.items():
                 if isinstance(parameter, _Lazy):
                     _aim(parameter, fn)
-                else:
-                    _move(parameter, fn)
+                elif parameter is not None:
+                    self._parameters[name] = _move(parameter, fn)
         finally:
             mode.keep_host_copies_fake = before
         for name, buffer in self._buffers.items():

@@ -252,6 +252,15 @@ class _CudaType(type):
         return torch.empty(*sizes, dtype=cls.dtype, device=CUDA)
 
 
+def _convert(original: Callable[..., Any]) -> Callable[..., Any]:
+    def type(self: torch.Tensor, dtype: Any = None, *more: Any, **named: Any) -> Any:
+        if isinstance(dtype, _CudaType):
+            return self.to(CUDA, dtype.dtype)
+        return original(self, dtype, *more, **named)
+
+    return type
+
+
 _TYPES = {
     "FloatTensor": torch.float32,
     "DoubleTensor": torch.float64,
@@ -320,6 +329,7 @@ def install(vgpu: Surface, patches: PatchSet) -> None:
         pinned.pin(self) if active(vgpu) else self
     ))  # fmt: skip
     patches.set(torch.Tensor, "is_pinned", lambda self, device=None: pinned.holds(self))
+    patches.wrap(torch.Tensor, "type", _convert)
     for name, dtype in _TYPES.items():
         kind = _CudaType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
         patches.set(torch.cuda, name, kind)

@@ -39,6 +39,7 @@ def _unscale(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def _update_scale(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mode.record_only(func, args, kwargs)
+    mode.shadows.follow(func, args, kwargs, args[0])
     return args[0]
 
 
