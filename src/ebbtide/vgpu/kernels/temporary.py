@@ -22,8 +22,8 @@ class Scratch:
 
     One `Scratch` is everything that is alive at one time besides the outputs; several of
     one operation follow each other and are never alive together. `after_outputs` counts
-    the outputs that are there by then, those included that the call left out (None). The sizes are bytes: equal where the source says
-    them, a span where it does not.
+    the outputs that are there by then, those included that the call left out (None). The
+    sizes are bytes: equal where the source says them, a span where it does not.
     """
 
     low: int
