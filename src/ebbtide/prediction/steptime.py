@@ -15,7 +15,14 @@ import numpy.typing as npt
 from ebbtide.gpus import Gpu
 from ebbtide.prediction.family import Family
 from ebbtide.trace.model import Event, Floats, Ints, Trace
-from ebbtide.vgpu.clock import BANDWIDTH_FRACTION, FLOPS_FRACTION, HOST_OP_S, KERNEL_LATENCY_S
+from ebbtide.vgpu.clock import (
+    BANDWIDTH_FRACTION,
+    FLOPS_FRACTION,
+    HOST_OP_S,
+    KERNEL_LATENCY_S,
+    LINKS,
+    copy_seconds,
+)
 
 _STEP_PHASES = ("forward", "backward", "optimizer", "between")
 
@@ -53,7 +60,13 @@ def _kernel_seconds(trace: Trace, flops: Ints, moved_bytes: Ints, gpu: Gpu) -> F
     computing = np.divide(flops, rate, out=np.zeros(len(flops)), where=rate > 0)
     moving = moved_bytes / (gpu.bandwidth_bytes_s * BANDWIDTH_FRACTION)
     runs = (moved_bytes > 0) | (flops > 0)
-    return np.where(runs, KERNEL_LATENCY_S + np.maximum(moving, computing), 0.0)
+    seconds = np.where(runs, KERNEL_LATENCY_S + np.maximum(moving, computing), 0.0)
+    for number, name in enumerate(trace.names):
+        if name in LINKS:
+            copies = (trace.ops.rate == number) & runs
+            link = [copy_seconds(gpu, int(n), pinned=LINKS[name][1]) for n in moved_bytes[copies]]
+            seconds[copies] = link
+    return np.asarray(seconds)
 
 
 def _duration(trace: Trace, seconds: Floats) -> float | None:

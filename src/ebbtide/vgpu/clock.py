@@ -26,12 +26,22 @@ HOST_OP_S = 6.8e-6
 # pinned memory, 5 to 6 from pageable. rapidsai/dask-cuda#98 (2019-08-01).
 PINNED_FRACTION = 11.5 / 15.754
 PAGEABLE_FRACTION = 5.5 / 15.754
+# What stands in place of an arithmetic rate where an operation is a copy between host and
+# device: the direction, and whether the host's memory is page-locked.
+LINKS = {
+    "h2d": ("h2d", False),
+    "h2d-pinned": ("h2d", True),
+    "d2h": ("d2h", False),
+    "d2h-pinned": ("d2h", True),
+}
 
 
 def seconds_of(gpu: Gpu, cost: Cost) -> float:
-    """Predicted seconds of one kernel on `gpu`; 0.0 for an operation that launches none."""
+    """Predicted seconds of one kernel or copy on `gpu`; 0.0 for an operation without one."""
     if not (cost.moved_bytes or cost.flops):
         return 0.0
+    if cost.dtype_for_rate in LINKS:
+        return copy_seconds(gpu, cost.moved_bytes, pinned=LINKS[cost.dtype_for_rate][1])
     moving = cost.moved_bytes / (gpu.bandwidth_bytes_s * BANDWIDTH_FRACTION)
     rate = gpu.rate(cost.dtype_for_rate) * FLOPS_FRACTION
     computing = cost.flops / rate if rate else 0.0
@@ -76,6 +86,10 @@ class VirtualClock:
         seconds = self._known.get(cost)
         if seconds is None:
             seconds = self._known[cost] = seconds_of(self.gpu, cost)
+        return self.run(seconds, stream)
+
+    def run(self, seconds: float, stream: int = 0) -> tuple[float, float]:
+        """`launch` of a kernel that takes so long; 0.0 for an operation without one."""
         self.now = start = self.now + HOST_OP_S
         if not seconds:
             return start, start  # a view: nothing reaches the device

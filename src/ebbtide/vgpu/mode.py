@@ -15,6 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ebbtide.vgpu.clock import seconds_of
+from ebbtide.vgpu.costs import Cost
 from ebbtide.vgpu.kernel import Kernel, KernelModel
 from ebbtide.vgpu.metadata import FakeMaker, Output, Plan, describe_outputs, key_of
 from ebbtide.vgpu.places import Places
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 
     Handler = Callable[["VirtualMode", OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
+INVALID_DEVICE = (
+    "CUDA error: invalid device ordinal\nThe virtual GPU is the only device: cuda:0 exists, "
+    "cuda:{index} does not."
+)
 _DEVICE_OF = torch.ops.prim.device.default
 # These change an argument's own metadata, so a cache of outputs cannot serve them.
 _CHANGES_METADATA = frozenset(
@@ -208,6 +214,9 @@ class VirtualMode(TorchDispatchMode):
         tensors: list[torch.Tensor],
     ) -> Any:
         """The slow way, through FakeTensor; remembers the answer under `key` where it can."""
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda" and device.index:
+            raise torch.AcceleratorError(INVALID_DEVICE.format(index=device.index))
         known = {id(tensor): self.as_fake(tensor) for tensor in tensors}
         fake_args = _swap(args, known)
         fake_kwargs = {name: _swap(value, known) for name, value in kwargs.items()}
@@ -216,9 +225,8 @@ class VirtualMode(TorchDispatchMode):
         outputs, wrap = describe_outputs(result, tensors, converted)
         plan = Plan(outputs, wrap, None)
         if any(tensor.device.type == "cuda" for tensor in _tensors_in(result, converted)):
-            pure_view = not route.mutable and outputs is not None
-            pure_view = pure_view and all(o is None or not o.nbytes for o in outputs or ())
-            if not pure_view or not outputs:
+            views = outputs and all(o is None or o.same >= 0 or o.alias >= 0 for o in outputs)
+            if route.mutable or not views:
                 plan.kernel = self.kernels.describe(route.name, fake_args, fake_kwargs, result)
         if outputs is not None and len(outputs) == 1 and outputs[0] is not None:
             plan.small = self.shadows.small(outputs[0].shape, outputs[0].dtype)
@@ -346,6 +354,21 @@ class VirtualMode(TorchDispatchMode):
     def take_scratch(self, low: int, likely: int, high: int) -> int:
         """Memory of the current operation that is no tensor; `tape.free` gives it back."""
         return self.tape.alloc(likely, low, high, WORKSPACE)
+
+    def over_link(self, row: int, link: str, nbytes: int) -> None:
+        """The operation in `row` of the tape is a copy between host and device.
+
+        Args:
+            row: the operation, or beyond the last if none was written.
+            link: of `clock.LINKS`.
+            nbytes: how much crosses the link.
+        """
+        tape = self.tape
+        if row < len(tape.op_name):
+            cost = Cost(0, nbytes, link)
+            tape.op_rate[row] = tape.names.of(link)
+            tape.op_flops[row], tape.op_moved[row] = 0, nbytes
+            tape.op_seconds[row] = seconds_of(self.kernels.spec, cost)
 
     def real_copy(self, fake: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """A real CPU tensor in place of the host copy `fake` of `source`."""

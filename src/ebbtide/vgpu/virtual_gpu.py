@@ -25,9 +25,9 @@ from ebbtide.errors import VirtualGpuError
 from ebbtide.gpus import Gpu, context_bytes, find
 from ebbtide.vgpu import unlock, verified
 from ebbtide.vgpu.allocator import AllocatorConfig, OutOfMemory
-from ebbtide.vgpu.clock import VirtualClock
 from ebbtide.vgpu.kernel import KernelModel
 from ebbtide.vgpu.kernels.context import KernelContext
+from ebbtide.vgpu.live_clock import LiveClock
 from ebbtide.vgpu.memory import LiveMemory
 from ebbtide.vgpu.mode import VirtualMode
 from ebbtide.vgpu.ops import handler_for, register
@@ -47,7 +47,7 @@ _API = (
     "compile",
     "distributed",
     "graphs",
-    "frameworks",
+    "threads",
 )
 
 
@@ -89,7 +89,7 @@ class VirtualGpu:
         self.spec = find(gpu) if isinstance(gpu, str) else gpu
         release = torch_version or torch_release()
         self.tape = Tape()
-        self.clock = VirtualClock(self.spec)
+        self.clock = LiveClock(self.spec, self.tape)
         self.guesses: dict[str, list[Any]] = {}
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self.kernels = KernelModel(
