@@ -39,7 +39,9 @@ folder = tempfile.mkdtemp()
 accelerator = Accelerator(
     mixed_precision="bf16",
     gradient_accumulation_steps=2,
-    project_config=ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True, total_limit=2),
+    project_config=ProjectConfiguration(
+        project_dir=folder, automatic_checkpoint_naming=True, total_limit=2
+    ),
 )
 accelerator.print(accelerator.state)
 assert accelerator.device.type == "cuda"

@@ -1,4 +1,5 @@
 """Find the largest batch that fits by doubling until out of memory, then bisecting; cap at 64."""
+# ruff: noqa: B905, RUF007
 
 import gc
 
@@ -27,8 +28,11 @@ class Block(nn.Module):
 
 def build():
     return nn.Sequential(
-        nn.Conv2d(3, 64, 3, padding=1), *[Block(64) for _ in range(4)],
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+        nn.Conv2d(3, 64, 3, padding=1),
+        *[Block(64) for _ in range(4)],
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
     ).cuda()
 
 

@@ -1,4 +1,5 @@
 """Contrastive learning (SimCLR and a CLIP-like pair): two views, a queue, temperature, kNN."""
+# ruff: noqa: B007
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +13,14 @@ torch.manual_seed(0)
 
 
 class TwoViews(Dataset):
-    augment = v2.Compose([
-        v2.RandomResizedCrop(32, antialias=True), v2.RandomHorizontalFlip(),
-        v2.ColorJitter(0.4, 0.4, 0.4), v2.ToDtype(torch.float32, scale=True),
-    ])
+    augment = v2.Compose(
+        [
+            v2.RandomResizedCrop(32, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ColorJitter(0.4, 0.4, 0.4),
+            v2.ToDtype(torch.float32, scale=True),
+        ]
+    )
 
     def __len__(self):
         return 24

@@ -24,8 +24,12 @@ class Net(nn.Module):
     def __init__(self, width=512):
         super().__init__()
         self.net = nn.Sequential(
-            nn.Linear(128, width), nn.BatchNorm1d(width), nn.ReLU(),
-            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10),
+            nn.Linear(128, width),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, 10),
         )
 
     def forward(self, x):

@@ -1,4 +1,5 @@
 """A denoising diffusion U-Net: time embedding, attention, EMA, DDIM sampling."""
+# ruff: noqa: E731
 
 import copy
 import math
@@ -14,7 +15,9 @@ torch.manual_seed(0)
 
 def timestep_embedding(t, dim):
     half = dim // 2
-    freqs = torch.exp(-math.log(10000) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
+    freqs = torch.exp(
+        -math.log(10000) * torch.arange(half, dtype=torch.float32, device=t.device) / half
+    )
     args = t[:, None].float() * freqs[None]
     return torch.cat([torch.cos(args), torch.sin(args)], dim=-1)
 
@@ -59,7 +62,9 @@ class Net(nn.Module):
         self.inp = nn.Conv2d(3, base, 3, padding=1)
         self.d1, self.d2 = ResBlock(base, base, emb), ResBlock(base, base * 2, emb)
         self.mid1, self.attn, self.mid2 = (
-            ResBlock(base * 2, base * 2, emb), Attention(base * 2), ResBlock(base * 2, base * 2, emb),
+            ResBlock(base * 2, base * 2, emb),
+            Attention(base * 2),
+            ResBlock(base * 2, base * 2, emb),
         )
         self.u2, self.u1 = ResBlock(base * 4, base, emb), ResBlock(base * 2, base, emb)
         self.out = nn.Sequential(nn.GroupNorm(8, base), nn.SiLU(), nn.Conv2d(base, 3, 3, padding=1))

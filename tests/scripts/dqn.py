@@ -1,4 +1,5 @@
 """DQN: a replay buffer of CPU tensors, epsilon-greedy by .item(), target network, Huber loss."""
+# ruff: noqa: B007, B905
 
 import random
 from collections import deque, namedtuple
@@ -29,8 +30,13 @@ class DQN(nn.Module):
     def __init__(self, actions):
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(4, 16, 8, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(),
-            nn.Flatten(), nn.LazyLinear(128), nn.ReLU(),
+            nn.Conv2d(4, 16, 8, stride=4),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 4, stride=2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.LazyLinear(128),
+            nn.ReLU(),
         )
         self.value, self.advantage = nn.Linear(128, 1), nn.Linear(128, actions)
 

@@ -12,8 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPTNeoXConfig
 
 folder = tempfile.mkdtemp()
 config = GPTNeoXConfig(
-    vocab_size=300, hidden_size=128, num_hidden_layers=3, num_attention_heads=4,
-    intermediate_size=256, max_position_embeddings=128,
+    vocab_size=300,
+    hidden_size=128,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=256,
+    max_position_embeddings=128,
 )
 made = AutoModelForCausalLM.from_config(config)
 made.save_pretrained(folder, max_shard_size="400KB")
@@ -50,7 +54,9 @@ save_file({"a": torch.arange(6.0), "b": torch.ones(2, 3, dtype=torch.int32)}, pa
 assert load_file(path)["a"].tolist() == [0, 1, 2, 3, 4, 5]
 on_gpu = load_file(path, device="cuda")
 assert on_gpu["b"].is_cuda and on_gpu["b"].shape == (2, 3)
-save_file({k: v.contiguous() for k, v in model.state_dict().items()}, path, metadata={"format": "pt"})
+save_file(
+    {k: v.contiguous() for k, v in model.state_dict().items()}, path, metadata={"format": "pt"}
+)
 with safe_open(path, framework="pt", device="cpu") as file:
     names = list(file.keys())
     part = file.get_slice(names[0])

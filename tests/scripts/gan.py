@@ -1,4 +1,5 @@
 """WGAN-GP: two networks, spectral norm, gradient penalty through a second backward."""
+# ruff: noqa: UP031
 
 import torch
 from torch import autograd, nn
@@ -24,12 +25,16 @@ class Generator(nn.Module):
         super().__init__()
         self.main = nn.Sequential(
             nn.ConvTranspose2d(nz, ngf * 4, 4, 1, 0, bias=False),
-            nn.BatchNorm2d(ngf * 4), nn.ReLU(True),
+            nn.BatchNorm2d(ngf * 4),
+            nn.ReLU(True),
             nn.ConvTranspose2d(ngf * 4, ngf * 2, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(ngf * 2), nn.ReLU(True),
+            nn.BatchNorm2d(ngf * 2),
+            nn.ReLU(True),
             nn.ConvTranspose2d(ngf * 2, ngf, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(ngf), nn.ReLU(True),
-            nn.ConvTranspose2d(ngf, 3, 4, 2, 1, bias=False), nn.Tanh(),
+            nn.BatchNorm2d(ngf),
+            nn.ReLU(True),
+            nn.ConvTranspose2d(ngf, 3, 4, 2, 1, bias=False),
+            nn.Tanh(),
         )
 
     def forward(self, z):
@@ -40,10 +45,13 @@ class Critic(nn.Module):
     def __init__(self, ndf=16):
         super().__init__()
         self.features = nn.Sequential(
-            spectral_norm(nn.Conv2d(3, ndf, 4, 2, 1)), nn.LeakyReLU(0.2, inplace=True),
-            spectral_norm(nn.Conv2d(ndf, ndf * 2, 4, 2, 1)), nn.InstanceNorm2d(ndf * 2, affine=True),
+            spectral_norm(nn.Conv2d(3, ndf, 4, 2, 1)),
             nn.LeakyReLU(0.2, inplace=True),
-            spectral_norm(nn.Conv2d(ndf * 2, ndf * 4, 4, 2, 1)), nn.LeakyReLU(0.2, inplace=True),
+            spectral_norm(nn.Conv2d(ndf, ndf * 2, 4, 2, 1)),
+            nn.InstanceNorm2d(ndf * 2, affine=True),
+            nn.LeakyReLU(0.2, inplace=True),
+            spectral_norm(nn.Conv2d(ndf * 2, ndf * 4, 4, 2, 1)),
+            nn.LeakyReLU(0.2, inplace=True),
         )
         self.head = nn.Linear(ndf * 4 * 16, 1)
 

@@ -1,4 +1,5 @@
 """A GPT trained from scratch: fp16 with GradScaler, checkpointing, torch.compile, resume."""
+# ruff: noqa: B007
 
 import argparse
 import math
@@ -194,7 +195,9 @@ for it in range(args.iters):
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     dt, t0 = time.time() - t0, time.time()
-    print(f"iter {it}: loss {loss.item() * args.accumulate:.4f}, norm {norm:.2f}, {dt * 1000:.1f}ms")
+    print(
+        f"iter {it}: loss {loss.item() * args.accumulate:.4f}, norm {norm:.2f}, {dt * 1000:.1f}ms"
+    )
     if it % 2 == 1:
         losses = estimate_loss()
         print(f"step {it}: train {losses['train']:.4f}, val {losses['val']:.4f}")

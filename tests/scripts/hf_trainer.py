@@ -60,8 +60,13 @@ class Watch(TrainerCallback):
 
 
 config = BertConfig(
-    vocab_size=64, hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
-    intermediate_size=256, max_position_embeddings=64, num_labels=2,
+    vocab_size=64,
+    hidden_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=256,
+    max_position_embeddings=64,
+    num_labels=2,
 )
 model = BertForSequenceClassification(config)
 with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,5 @@
 """ResNet-18 on images from a folder-like dataset: workers, augmentation, AMP, metrics, EMA."""
+# ruff: noqa: B905
 
 import argparse
 import copy
@@ -26,7 +27,7 @@ print("using", torch.cuda.get_device_name(device), "capability", torch.cuda.get_
 
 
 class Noise(Dataset):
-    classes = [f"class{i}" for i in range(10)]
+    classes = tuple(f"class{i}" for i in range(10))
 
     def __init__(self, count, train):
         self.count, self.train = count, train
@@ -63,7 +64,9 @@ def accuracy(output, target, topk=(1, 5)):
     with torch.no_grad():
         _, pred = output.topk(max(topk), 1, True, True)
         correct = pred.t().eq(target.view(1, -1).expand_as(pred.t()))
-        return [correct[:k].reshape(-1).float().sum(0, keepdim=True) * 100 / len(target) for k in topk]
+        return [
+            correct[:k].reshape(-1).float().sum(0, keepdim=True) * 100 / len(target) for k in topk
+        ]
 
 
 train_set, val_set = Noise(32, True), Noise(16, False)

@@ -1,4 +1,5 @@
 """LoRA with PEFT on a Llama: only adapters train; save the adapter, load it, merge it."""
+# ruff: noqa: B007
 
 import tempfile
 
@@ -8,8 +9,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, get_scheduler
 
 torch.manual_seed(0)
 config = LlamaConfig(
-    vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=3,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+    vocab_size=512,
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
 )
 with torch.device("cuda"):
     base = LlamaForCausalLM(config).to(torch.bfloat16)
@@ -19,7 +25,11 @@ base.enable_input_require_grads()
 model = get_peft_model(
     base,
     LoraConfig(
-        r=8, lora_alpha=16, lora_dropout=0.05, bias="none", task_type="CAUSAL_LM",
+        r=8,
+        lora_alpha=16,
+        lora_dropout=0.05,
+        bias="none",
+        task_type="CAUSAL_LM",
         target_modules=["q_proj", "v_proj", "down_proj"],
     ),
 )

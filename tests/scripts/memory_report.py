@@ -1,4 +1,5 @@
 """Asks for memory everywhere: summaries, statistics, snapshots, free memory, peaks, properties."""
+# ruff: noqa: UP031
 
 import gc
 import pickle
@@ -9,7 +10,12 @@ from torch import nn
 
 assert torch.cuda.is_available() and torch.cuda.device_count() == 1
 assert torch.version.cuda is not None and torch.backends.cudnn.is_available()
-print(torch.__version__, torch.version.cuda, torch.backends.cudnn.version(), torch.cuda.get_arch_list())
+print(
+    torch.__version__,
+    torch.version.cuda,
+    torch.backends.cudnn.version(),
+    torch.cuda.get_arch_list(),
+)
 print(torch.cuda.get_device_properties("cuda"), torch.cuda.get_device_properties(0).uuid)
 print("bf16", torch.cuda.is_bf16_supported(), "nccl", torch.distributed.is_nccl_available())
 print("tf32", torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark)
@@ -55,12 +61,16 @@ for step in range(2):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    print(f"step {step} loss={loss} allocated={torch.cuda.memory_allocated() / 1e6:.2f} MB "
-          f"reserved={torch.cuda.memory_reserved() / 1e6:.2f} MB "
-          f"peak={torch.cuda.max_memory_allocated() / 1e6:.2f} MB")
+    print(
+        f"step {step} loss={loss} allocated={torch.cuda.memory_allocated() / 1e6:.2f} MB "
+        f"reserved={torch.cuda.memory_reserved() / 1e6:.2f} MB "
+        f"peak={torch.cuda.max_memory_allocated() / 1e6:.2f} MB"
+    )
 snapshot = torch.cuda.memory._snapshot()
 assert sum(s["total_size"] for s in snapshot["segments"]) == torch.cuda.memory_reserved()
-active = sum(b["size"] for s in snapshot["segments"] for b in s["blocks"] if b["state"] == "active_allocated")
+active = sum(
+    b["size"] for s in snapshot["segments"] for b in s["blocks"] if b["state"] == "active_allocated"
+)
 assert active == torch.cuda.memory_allocated(), (active, torch.cuda.memory_allocated())
 with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
     torch.cuda.memory._dump_snapshot(file.name)
@@ -84,8 +94,12 @@ torch.cuda.set_per_process_memory_fraction(0.9, 0)
 torch.cuda.ipc_collect()
 free_after, _ = torch.cuda.mem_get_info()
 assert free_after <= free_before
-print("accelerator", torch.accelerator.current_accelerator(), torch.accelerator.device_count(),
-      torch.accelerator.memory_allocated() == torch.cuda.memory_allocated())
+print(
+    "accelerator",
+    torch.accelerator.current_accelerator(),
+    torch.accelerator.device_count(),
+    torch.accelerator.memory_allocated() == torch.cuda.memory_allocated(),
+)
 del model, optimizer, loss
 gc.collect()
 torch.cuda.empty_cache()

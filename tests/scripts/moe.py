@@ -70,7 +70,8 @@ class CapacityMoE(nn.Module):
         size = int(self.capacity * flat.size(0) / EXPERTS)
         keep = position < size
         dispatch = torch.einsum(
-            "te,tp->tep", (onehot * keep[:, None]).to(x.dtype),
+            "te,tp->tep",
+            (onehot * keep[:, None]).to(x.dtype),
             F.one_hot(position.clamp(max=size - 1), size).to(x.dtype),
         )
         inputs = torch.einsum("tep,tc->epc", dispatch, flat)

@@ -1,4 +1,5 @@
 """PPO on a toy environment: NumPy actions, GAE, clipped loss, minibatches, early stop on KL."""
+# ruff: noqa: B007, B905
 
 import numpy as np
 import torch
@@ -22,12 +23,14 @@ class CartLike:
         assert isinstance(action, (int, np.integer)), type(action)
         self.t += 1
         force = 1.0 if action == 1 else -1.0
-        self.state = (self.state * 0.98 + 0.02 * force + self.rng.normal(0, 0.01, 4)).astype(np.float32)
+        self.state = (self.state * 0.98 + 0.02 * force + self.rng.normal(0, 0.01, 4)).astype(
+            np.float32
+        )
         done = bool(abs(self.state[2]) > 0.2 or self.t >= 25)
         return self.state.copy(), 1.0, done
 
 
-def layer_init(layer, std=np.sqrt(2), bias=0.0):
+def layer_init(layer, std=2**0.5, bias=0.0):
     torch.nn.init.orthogonal_(layer.weight, std)
     torch.nn.init.constant_(layer.bias, bias)
     return layer
@@ -116,9 +119,13 @@ for update in range(2):
             break
     truth = b_ret.cpu().numpy()
     variance = np.var(truth)
-    explained = np.nan if variance == 0 else 1 - np.var(truth - values.reshape(-1).cpu().numpy()) / variance
-    print(f"update {update}: policy {loss_p.item():.3f} value {loss_v.item():.3f} "
-          f"clip {np.mean(clipped):.2f} explained {explained:.2f} episodes {len(returns_seen)}")
+    explained = (
+        np.nan if variance == 0 else 1 - np.var(truth - values.reshape(-1).cpu().numpy()) / variance
+    )
+    print(
+        f"update {update}: policy {loss_p.item():.3f} value {loss_v.item():.3f} "
+        f"clip {np.mean(clipped):.2f} explained {explained:.2f} episodes {len(returns_seen)}"
+    )
 normal = Normal(torch.zeros(2, device=device), agent.log_std.exp().expand(3, 2).mean(0))
 assert normal.rsample((5,)).shape == (5, 2)
 print("finished")

@@ -1,4 +1,5 @@
 """A word language model with LSTM and GRU: BPTT, packed sequences, gradient clipping, sampling."""
+# ruff: noqa: B007, E501
 
 import math
 import time
@@ -72,7 +73,9 @@ for kind in ("LSTM", "GRU", "RNN"):
         hidden = model.init_hidden(4)
         output, hidden = model(*(get_batch(valid, 0)[:1]), hidden)
     average = total / (batch + 1)
-    print(f"{kind}: loss {average:.2f} ppl {math.exp(min(20, average)):.2f} {time.time() - start:.1f}s")
+    print(
+        f"{kind}: loss {average:.2f} ppl {math.exp(min(20, average)):.2f} {time.time() - start:.1f}s"
+    )
 
 lengths = [9, 7, 4, 2]
 sequences = [torch.randn(n, 16) for n in lengths]

@@ -1,4 +1,5 @@
 """An encoder-decoder Transformer: masks, label smoothing, Noam schedule, LBFGS finish, beams."""
+# ruff: noqa: B905
 
 import math
 
@@ -43,7 +44,9 @@ class Seq2Seq(nn.Module):
     def decode(self, tgt, memory, src):
         mask = nn.Transformer.generate_square_subsequent_mask(tgt.size(0), device=tgt.device)
         h = self.transformer.decoder(
-            self.position(self.embed(tgt) * self.scale), memory, tgt_mask=mask,
+            self.position(self.embed(tgt) * self.scale),
+            memory,
+            tgt_mask=mask,
             memory_key_padding_mask=(src.t() == PAD),
         )
         return self.out(h)

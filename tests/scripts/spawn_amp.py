@@ -16,7 +16,9 @@ except ImportError:
 def worker(rank, world, rate):
     torch.cuda.set_device(rank)
     torch.cuda.manual_seed(rank)
-    model = nn.DataParallel(nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Linear(64, 8))).cuda()
+    model = nn.DataParallel(
+        nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Linear(64, 8))
+    ).cuda()
     optimizer = torch.optim.Adadelta(model.parameters(), lr=rate)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, growth_interval=2)
     for step in range(3):

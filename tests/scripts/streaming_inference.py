@@ -1,4 +1,5 @@
 """Streaming inference: pinned double buffers, copy and compute streams, events, a worker thread."""
+# ruff: noqa: E501
 
 import queue
 import threading
@@ -10,13 +11,26 @@ from torch import nn
 device = torch.device("cuda:0")
 torch.cuda.set_device(device)
 properties = torch.cuda.get_device_properties(device)
-print(f"{properties.name}: {properties.total_memory / 2**30:.1f} GiB, {properties.multi_processor_count} SMs")
+print(
+    f"{properties.name}: {properties.total_memory / 2**30:.1f} GiB, {properties.multi_processor_count} SMs"
+)
 assert properties.major == torch.cuda.get_device_capability()[0]
 
-model = nn.Sequential(
-    nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-    nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 5),
-).half().to(device).eval()
+model = (
+    nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 5),
+    )
+    .half()
+    .to(device)
+    .eval()
+)
 
 copy_stream, compute_stream = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
 assert copy_stream != compute_stream and copy_stream.query()

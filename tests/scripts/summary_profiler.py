@@ -1,4 +1,5 @@
 """Looks at a model: torchinfo, parameter tables, hooks, profiler, weight norm, parametrize, prune."""
+# ruff: noqa: E501
 
 import copy
 import io
@@ -14,7 +15,11 @@ from torchinfo import summary
 torch.set_default_device("cuda")
 torch.use_deterministic_algorithms(False)
 model = nn.Sequential(
-    nn.Conv1d(8, 16, 5, padding=2), nn.GELU(), nn.Flatten(), nn.Linear(16 * 32, 64), nn.Linear(64, 4)
+    nn.Conv1d(8, 16, 5, padding=2),
+    nn.GELU(),
+    nn.Flatten(),
+    nn.Linear(16 * 32, 64),
+    nn.Linear(64, 4),
 )
 assert next(model.parameters()).device.type == "cuda"
 print(summary(model, input_size=(2, 8, 32), device="cuda", verbose=0))
@@ -31,11 +36,13 @@ x = torch.randn(2, 8, 32)
 assert x.is_cuda
 shapes: list[tuple[int, ...]] = []
 handles: list[RemovableHandle] = [
-    m.register_full_backward_hook(lambda m, gi, go: shapes.append(tuple(go[0].shape))) for m in model
+    m.register_full_backward_hook(lambda m, gi, go: shapes.append(tuple(go[0].shape)))
+    for m in model
 ]
 optimizer = torch.optim.NAdam(model.parameters())
 with profile(
-    activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
+    activities=[ProfilerActivity.CPU],
+    schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
     record_shapes=True,
 ) as prof:
     for _ in range(2):

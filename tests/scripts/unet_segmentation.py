@@ -1,4 +1,5 @@
 """U-Net segmentation: skip connections, Dice loss, IoU on the CPU, plateau schedule, best model."""
+# ruff: noqa: B007, B905, RUF005, RUF007
 
 import os
 import tempfile
@@ -29,8 +30,12 @@ class Shapes(Dataset):
 class DoubleConv(nn.Sequential):
     def __init__(self, i, o):
         super().__init__(
-            nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True),
-            nn.Conv2d(o, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True),
+            nn.Conv2d(i, o, 3, padding=1, bias=False),
+            nn.BatchNorm2d(o),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(o, o, 3, padding=1, bias=False),
+            nn.BatchNorm2d(o),
+            nn.ReLU(inplace=True),
         )
 
 

@@ -10,9 +10,11 @@ torch.set_float32_matmul_precision("high")
 device = torch.device("cuda")
 torch.cuda.manual_seed_all(42)
 
-teacher = timm.create_model(
-    "vit_small_patch16_224", img_size=64, num_classes=20, pretrained=False
-).to(device).eval()
+teacher = (
+    timm.create_model("vit_small_patch16_224", img_size=64, num_classes=20, pretrained=False)
+    .to(device)
+    .eval()
+)
 student = timm.create_model(
     "vit_tiny_patch16_224", img_size=64, num_classes=20, pretrained=False, depth=4
 ).to(device)
@@ -57,11 +59,15 @@ for epoch in range(2):
         with torch.autocast("cuda", torch.bfloat16):
             student_logits = student(mixed)
             hidden = F.mse_loss(project(features["student"]), features["teacher"])
-        soft = F.kl_div(
-            F.log_softmax(student_logits.float() / T, dim=1),
-            F.softmax(teacher_logits.float() / T, dim=1),
-            reduction="batchmean",
-        ) * T * T
+        soft = (
+            F.kl_div(
+                F.log_softmax(student_logits.float() / T, dim=1),
+                F.softmax(teacher_logits.float() / T, dim=1),
+                reduction="batchmean",
+            )
+            * T
+            * T
+        )
         hard = lam * F.cross_entropy(student_logits, y) + (1 - lam) * F.cross_entropy(
             student_logits, y[index]
         )

@@ -12,7 +12,7 @@ def test_a_compiled_module_is_the_module(gpu: VirtualGpu) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout()).cuda()
     compiled = torch.compile(model, mode="max-autotune", fullgraph=True)
     assert compiled._orig_mod is model
-    assert list(compiled.state_dict())[0] == "_orig_mod.0.weight"
+    assert next(iter(compiled.state_dict())) == "_orig_mod.0.weight"
     assert compiled(torch.randn(2, 3, device="cuda")).shape == (2, 3)
     compiled.eval()
     assert not model.training and not compiled.training

@@ -19,7 +19,7 @@ def test_known_values_print_like_pytorchs(gpu: VirtualGpu) -> None:
     assert x.tolist() == [1, 2, 3]
     assert f"{x[1]:03d}" == "002"
     assert f"{torch.tensor(2.5, device='cuda'):.2f}" == "2.50"
-    assert "%.1f" % torch.tensor(2.5, device="cuda") == "2.5"
+    assert "{:.1f}".format(torch.tensor(2.5, device="cuda")) == "2.5"
     assert str(torch.zeros(0, device="cuda")).startswith("tensor([]")
 
 
