@@ -128,6 +128,8 @@ def _swap_in_modules(pairs: list[tuple[Any, Any]]) -> None:
         if not isinstance(module, ModuleType) or module.__name__.startswith(_KEEP):
             continue
         names = vars(module)
+        if wanted.keys().isdisjoint(map(id, list(names.values()))):
+            continue  # most modules hold none; this way the look at each takes microseconds
         for name, value in list(names.items()):
             new = wanted.get(id(value))
             if new is not None:
