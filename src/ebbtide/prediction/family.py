@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ebbtide.errors import EbbtideError
+from ebbtide.prediction.aligning import with_equal_rows
 from ebbtide.prediction.growth import Growth
 from ebbtide.trace.model import Event, Guess, Ints, Trace
 
@@ -40,7 +41,8 @@ class Family:
     """One workload at any batch size.
 
     Attributes:
-        trace: the trace at the first batch; its order of events holds for all.
+        trace: the trace at the first batch; its order of events holds for all. Workspaces
+            that it does not have, but another, are rows of 0 bytes.
         likely, low, high: bytes of each allocation.
         flops, moved_bytes: of each operation.
     """
@@ -105,6 +107,8 @@ def family(traces: Mapping[int, Trace]) -> Family:
         raise ValueError(f"family: expected traces at 2 or 3 batch sizes, got {len(traces)}")
     batches = tuple(sorted(traces))
     ordered = [traces[batch] for batch in batches]
+    if any(first_difference(ordered[0], other) is not None for other in ordered[1:]):
+        ordered = with_equal_rows(ordered)
     for batch, other in zip(batches[1:], ordered[1:], strict=True):
         where = first_difference(ordered[0], other)
         if where is not None:

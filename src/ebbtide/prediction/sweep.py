@@ -55,8 +55,9 @@ def predict_batches(
             _with_traced(each, traces, device, config, str(error))
             for each, device in zip(alone, devices, strict=True)
         )
-    if why is not None:  # the family's events are others than those of `trace`
-        replays = Replays(grown.trace, config)
+    if len(grown.trace.allocs.op) != len(trace.allocs.op) or why is not None:
+        replays = Replays(grown.trace, config)  # its events are others than those of `trace`
+    if why is not None:
         alone = [replace(each, guesses=(*each.guesses, why)) for each in alone]
         sizes = [size for size in sizes if size >= grown.batches[0] and size != batch]
     return tuple(

@@ -13,6 +13,7 @@ import atexit
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import sys
 import warnings
@@ -56,7 +57,7 @@ def main() -> int:
         if request.kind == "script":
             _scripts(request, answers)
         elif request.kind == "function":
-            _models(request, answers)
+            _functions(request, answers)
         else:
             _architecture(request, answers)
     except EbbtideError as error:
@@ -64,32 +65,26 @@ def main() -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # the workload's own code
-        from ebbtide.workloads.script import failure_of, print_own_traceback
-
-        print_own_traceback(error)
-        answers.send("error", kind="ScriptError", text=failure_of(request.target, error))
-        return 2
     answers.send("done")
     return 0
 
 
 def _scripts(request: Request, answers: Answers) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the script's own import would not repeat them
+        warnings.simplefilter("ignore")  # what is imported here is not the script's doing
         for name in heavy_imports(Path(request.target)):
             try:
                 importlib.import_module(name)
             except Exception:  # the script will say so itself
                 continue
-    from ebbtide.workloads.stopping import STOP_SIGNAL
-
-    forks = Forks(Path(request.folder), STOP_SIGNAL, close=(answers.descriptor,))
+    forks = _forks(request, answers)
 
     def trace(job: Job, path: Path) -> None:
         def run(enforce: bool, quiet: bool) -> None:
             forks.run(
-                lambda: _script(request, job, path, enforce), seconds=request.seconds, quiet=quiet
+                lambda: _script(request, job, path, forks, enforce),
+                seconds=request.seconds,
+                quiet=quiet,
             )
 
         try:
@@ -102,7 +97,19 @@ def _scripts(request: Request, answers: Answers) -> None:
     trace_all(request, answers.send, trace)
 
 
-def _script(request: Request, job: Job, path: Path, enforce: bool) -> None:
+def _forks(request: Request, answers: Answers) -> Forks:
+    """Forks that find imported what every one of them needs."""
+    from ebbtide.vgpu import api
+    from ebbtide.vgpu.virtual_gpu import VirtualGpu
+    from ebbtide.workloads.stopping import STOP_SIGNAL
+
+    VirtualGpu(request.gpus[0])  # PyTorch imports SymPy and more for its fake tensors here
+    for module in pkgutil.iter_modules(api.__path__, f"{api.__name__}."):
+        importlib.import_module(module.name)
+    return Forks(Path(request.folder), STOP_SIGNAL, close=(answers.descriptor,))
+
+
+def _script(request: Request, job: Job, path: Path, forks: Forks, enforce: bool) -> None:
     from ebbtide.trace.file import save_trace
     from ebbtide.trace.model import Trace
     from ebbtide.vgpu.virtual_gpu import VirtualGpu
@@ -119,7 +126,7 @@ def _script(request: Request, job: Job, path: Path, enforce: bool) -> None:
         VirtualGpu(job.gpu, torch_version=request.torch_version, enforce=enforce),
         LoaderBatches(job.loader_batch, job.loader_batch_now),
     )
-    trace = run.trace(swallowed=save_and_leave, at_exit=_run_exit_handlers)
+    trace = run.trace(swallowed=save_and_leave, started=forks.started, at_exit=_run_exit_handlers)
     job.check(trace)
     save_trace(trace, path)
 
@@ -156,28 +163,48 @@ def heavy_imports(path: Path) -> list[str]:
     return found
 
 
-def _models(request: Request, answers: Answers) -> None:
+def _functions(request: Request, answers: Answers) -> None:
+    """In forks too: a module is imported anew for each trace."""
     from ebbtide.trace.file import save_trace
     from ebbtide.workloads.model_run import run_model
+    from ebbtide.workloads.script import reported
 
-    trace_all(
-        request,
-        answers.send,
-        lambda job, path: save_trace(run_model(request, job.gpu, job.batch, job.seq), path),
-    )
+    forks = _forks(request, answers)
+
+    def work(job: Job, path: Path) -> None:
+        forks.started()
+        with reported(request.target):
+            save_trace(run_model(request, job.gpu, job.batch), path)
+
+    def trace(job: Job, path: Path) -> None:
+        forks.run(lambda: work(job, path), seconds=request.seconds, quiet=job.quiet)
+
+    trace_all(request, answers.send, trace)
 
 
 def _architecture(request: Request, answers: Answers) -> None:
     """What libraries say while they build a model is kept back: it is not the user's code."""
-    shown = os.dup(2)
+    from ebbtide.trace.file import save_trace
+    from ebbtide.workloads.model_run import run_model
+    from ebbtide.workloads.script import reported
+
     log = os.open(Path(request.folder) / "output.log", os.O_RDWR | os.O_CREAT, 0o600)
+    shown = os.dup(2)
     os.dup2(log, 1)
     os.dup2(log, 2)
+
+    def trace(job: Job, path: Path) -> None:
+        save_trace(run_model(request, job.gpu, job.batch, job.seq), path)
+
     try:
-        _models(request, answers)
-    finally:
-        sys.stderr.flush()
+        trace_all(request, answers.send, trace)
+    except EbbtideError:
         os.dup2(shown, 2)
+        raise
+    except Exception as error:
+        os.dup2(shown, 2)
+        with reported(request.target):
+            raise error
 
 
 if __name__ == "__main__":

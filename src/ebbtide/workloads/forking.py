@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import json
+import math
 import os
 import signal
 import sys
@@ -42,23 +43,28 @@ class Forks:
     def __init__(self, folder: Path, stop_signal: int, close: tuple[int, ...] = ()) -> None:
         self._failure = folder / "failure.json"
         self._log = folder / "output.log"
+        self._started = folder / "started"
         self._stop_signal = stop_signal
         self._close = close
+
+    def started(self) -> None:
+        """Call in the fork when it is ready for the signal: its time runs from here."""
+        self._started.touch()
 
     def run(self, work: Callable[[], object], *, seconds: float, quiet: bool = False) -> None:
         """Run `work` in a fork and wait for it.
 
         Args:
             work: what to do.
-            seconds: after this long the fork is told to stop, and killed if it does not.
+            seconds: this long after its start it is told to stop, and killed if it does not.
             quiet: keep what it prints back, unless it fails.
 
         Raises:
             EbbtideError: the one that `work` raised.
             ScriptError: the process ended in another way.
         """
-        self._failure.unlink(missing_ok=True)
-        self._log.unlink(missing_ok=True)
+        for note in (self._failure, self._log, self._started):
+            note.unlink(missing_ok=True)
         sys.stdout.flush()
         sys.stderr.flush()
         signal.pthread_sigmask(signal.SIG_BLOCK, {self._stop_signal})
@@ -97,13 +103,15 @@ class Forks:
             leave(code)
 
     def _wait(self, child: int, seconds: float) -> int:
-        """The wait status of `child`, which is told to stop after `seconds`."""
-        deadline = time.monotonic() + seconds
+        """The wait status of `child`, which is told to stop `seconds` after its start."""
+        deadline = math.inf
         told = False
         while True:
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
                 return status
+            if deadline == math.inf and self._started.exists():
+                deadline = time.monotonic() + seconds
             if time.monotonic() > deadline:
                 if told:
                     os.kill(child, signal.SIGKILL)

@@ -34,9 +34,8 @@ def run_model(request: Request, gpu: str, batch: int | None, seq: int | None = N
     mend_torchvision()
     if request.kind == "architecture":
         return _trace_architecture(request, gpu, batch, seq)
-    function = load_function(request.target)
     return trace_function(
-        function,
+        request.target,
         gpu,
         batch,
         request.target,
@@ -46,7 +45,7 @@ def run_model(request: Request, gpu: str, batch: int | None, seq: int | None = N
 
 
 def trace_function(
-    function: Callable[..., Any],
+    function: Callable[..., Any] | str,
     gpu: str | Gpu,
     batch: int | None,
     name: str,
@@ -57,7 +56,8 @@ def trace_function(
     """Step what `function` builds on a virtual GPU.
 
     Args:
-        function: as `FunctionWorkload` takes it.
+        function: as `FunctionWorkload` takes it, or ``"module:function"``, which is then
+            imported on the virtual GPU: modules ask at once whether `cuda` is available.
         gpu: where.
         batch: batch size, None for the function's own.
         name: for messages and the trace.
@@ -66,7 +66,8 @@ def trace_function(
     """
     virtual = VirtualGpu(gpu, torch_version=torch_version)
     with virtual, Recorder(virtual) as recorder:
-        workload = FunctionWorkload(function, batch, name, inference=inference)
+        made = load_function(function) if isinstance(function, str) else function
+        workload = FunctionWorkload(made, batch, name, inference=inference)
         for _ in range(STEPS):
             workload.step()
     return recorder.trace(

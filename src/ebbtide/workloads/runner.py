@@ -117,7 +117,9 @@ def _messages(path: Path) -> Generator[dict[str, Any], None, None]:
             yield message
             if message["event"] == "error":
                 return
-    except BaseException:
+    except GeneratorExit:
+        raise
+    except BaseException:  # Ctrl-C, mostly
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, signal.SIGINT)
             process.wait(_GOODBYE_S)

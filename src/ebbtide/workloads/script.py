@@ -7,7 +7,8 @@ import runpy
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class ScriptRun:
         self,
         *,
         swallowed: Callable[[Trace], object] | None = None,
+        started: Callable[[], object] = lambda: None,
         at_exit: Callable[[], object] = lambda: None,
     ) -> Trace:
         """Run the script as ``python PATH ARGS...`` would, and return what it did.
@@ -65,6 +67,7 @@ class ScriptRun:
         Args:
             swallowed: called with the trace, and to end the process, where the script
                 catches every attempt to end it.
+            started: called when `STOP_SIGNAL` can be sent.
             at_exit: called when the script has ended, still on the virtual GPU.
 
         Raises:
@@ -83,6 +86,7 @@ class ScriptRun:
             )
             self._listen(stopper)
             with self.loaders.watching(), stopper.watching():
+                started()
                 self._run()
                 at_exit()
             self._check_memory()
@@ -178,6 +182,22 @@ def accumulated(trace: Trace, batches: int) -> int:
         phase.step for phase in trace.phases if phase.name == "backward" and phase.step > 1
     )
     return max(1, min(batches, min(second.values(), default=1)))
+
+
+@contextmanager
+def reported(name: str) -> Iterator[None]:
+    """Turn what the user's code raises into a `ScriptError`, with its traceback on stderr.
+
+    Args:
+        name: of the code, for the message.
+    """
+    try:
+        yield
+    except EbbtideError:
+        raise
+    except Exception as error:
+        print_own_traceback(error)
+        raise ScriptError(failure_of(name, error)) from error
 
 
 def failure_of(name: str, error: BaseException) -> str:

@@ -1,0 +1,154 @@
+"""Give traces at several batch sizes the same rows where only libraries' workspaces differ.
+
+A reduction takes scratch space from some size on, a sort from another: an allocation
+that is there at one batch size and not at the next. Where the operations and all other
+allocations are the same, such a workspace is a row of 0 bytes in the traces without it,
+which costs nothing when they are replayed, and an ordinary row in a curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ebbtide.trace.model import AllocTable, Category, Event, Ints, Trace
+
+# Plain integers: comparing enumeration members would cost more than all the rest.
+_ALLOC, _FREE, _OP, _RECORD = map(int, (Event.ALLOC, Event.FREE, Event.OP, Event.RECORD_STREAM))
+# The gap of an event: the number of its operation, and how many events that are no
+# workspace's have come since that began.
+Gap = tuple[int, int]
+# A workspace: the gap in which it is taken, and which of those taken there it is.
+Scratch = tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Read:
+    """A trace in two parts.
+
+    Attributes:
+        fixed: the events but those of workspaces, with rows counted without workspaces.
+        moves: in each gap, what workspaces do: kind and which one.
+        rows: row of each workspace.
+        kept: rows of all other allocations.
+    """
+
+    fixed: list[tuple[int, int, int]]
+    moves: dict[Gap, list[tuple[int, Scratch]]]
+    rows: dict[Scratch, int]
+    kept: list[int]
+
+
+def with_equal_rows(traces: Sequence[Trace]) -> list[Trace]:
+    """The traces with rows of 0 bytes for the workspaces that only others of them have.
+
+    They come back as they are where they differ in anything else.
+    """
+    reads = [_read(trace) for trace in traces]
+    first = reads[0]
+    if any(read.fixed != first.fixed for read in reads[1:]):
+        return list(traces)
+    moves = _merged([read.moves for read in reads])
+    if moves is None:
+        return list(traces)
+    return [_rebuilt(trace, read, first, moves) for trace, read in zip(traces, reads, strict=True)]
+
+
+def _read(trace: Trace) -> _Read:
+    scratch = trace.allocs.category == Category.WORKSPACE
+    number = np.cumsum(~scratch) - 1
+    named: dict[int, Scratch] = {}
+    read = _Read(fixed=[], moves={}, rows={}, kept=np.flatnonzero(~scratch).tolist())
+    gap: Gap = (-1, 0)
+    freeing = 0  # where the present stretch of frees began: their order means nothing
+    columns = (trace.event_kind, trace.event_arg, trace.event_extra)
+    for kind, arg, extra in zip(*(column.tolist() for column in columns), strict=True):
+        on_row = kind in (_ALLOC, _FREE, _RECORD)
+        if on_row and scratch[arg]:
+            if kind == _ALLOC:
+                taken = sum(move == _ALLOC for move, _ in read.moves.get(gap, ()))
+                named[arg] = (*gap, taken)
+                read.rows[named[arg]] = arg
+            read.moves.setdefault(gap, []).append((kind, named[arg]))
+            continue
+        gap = (arg, 0) if kind == _OP else (gap[0], gap[1] + 1)
+        read.fixed.append((kind, int(number[arg]) if on_row else arg, extra))
+        if kind != _FREE:
+            read.fixed[freeing:-1] = sorted(read.fixed[freeing:-1])
+            freeing = len(read.fixed)
+    read.fixed[freeing:] = sorted(read.fixed[freeing:])
+    return read
+
+
+def _merged(
+    moves: Sequence[dict[Gap, list[tuple[int, Scratch]]]],
+) -> dict[Gap, list[tuple[int, Scratch]]] | None:
+    """The moves of all traces in each gap; None where one workspace is freed at two places."""
+    merged: dict[Gap, list[tuple[int, Scratch]]] = {}
+    for gap in dict.fromkeys(gap for each in moves for gap in each):
+        found = sorted((each.get(gap, []) for each in moves), key=len, reverse=True)
+        merged[gap] = list(dict.fromkeys(move for each in found for move in each))
+    every = [move for each in merged.values() for move in each]
+    return merged if len(every) == len(set(every)) else None
+
+
+def _rebuilt(
+    trace: Trace, read: _Read, first: _Read, moves: dict[Gap, list[tuple[int, Scratch]]]
+) -> Trace:
+    """`trace` with the workspaces of all, in the order of `first`'s other events."""
+    events: list[tuple[int, int, int]] = []
+    sources: list[tuple[int, int]] = []  # of each new row: row in the trace or -1, operation
+    rows: dict[Scratch | int, int] = {}
+
+    def take(key: Scratch | int, row: int, op: int) -> int:
+        rows[key] = len(sources)
+        sources.append((row, op))
+        return rows[key]
+
+    def scratch(gap: Gap) -> None:
+        for kind, key in moves.get(gap, ()):
+            if kind == _ALLOC:
+                take(key, read.rows.get(key, -1), gap[0])
+            events.append((kind, rows[key], 0))
+
+    gap: Gap = (-1, 0)
+    scratch(gap)
+    for kind, arg, extra in first.fixed:
+        if kind == _ALLOC:
+            row = read.kept[arg]
+            arg = take(arg, row, int(trace.allocs.op[row]))
+        elif kind in (_FREE, _RECORD):
+            arg = rows[arg]
+        gap = (arg, 0) if kind == _OP else (gap[0], gap[1] + 1)
+        events.append((kind, arg, extra))
+        scratch(gap)
+    columns = np.array(events, np.int64).reshape(-1, 3).T
+    return replace(
+        trace,
+        allocs=_allocs(trace, np.array(sources, np.int64).reshape(-1, 2)),
+        event_kind=columns[0].astype(np.uint8),
+        event_arg=columns[1],
+        event_extra=columns[2],
+    )
+
+
+def _allocs(trace: Trace, sources: Ints) -> AllocTable:
+    row, op = sources[:, 0], sources[:, 1]
+    there = row >= 0
+    held = trace.allocs
+    if not len(held.op):
+        return held
+
+    def sizes(column: Ints) -> Ints:
+        return np.where(there, column[row], 0)
+
+    return AllocTable(
+        likely_bytes=sizes(held.likely_bytes),
+        low_bytes=sizes(held.low_bytes),
+        high_bytes=sizes(held.high_bytes),
+        category=np.where(there, held.category[row], int(Category.WORKSPACE)),
+        op=op,
+        stream=np.where(there, held.stream[row], trace.ops.stream[op]),
+    )
