@@ -18,7 +18,7 @@ from ebbtide.workloads.architecture import DTYPES
 from ebbtide.workloads.chunked import chunked_loss
 from ebbtide.workloads.hf_heads import model_class, task_of
 from ebbtide.workloads.hf_inputs import inputs_for, loss_of, request_for
-from ebbtide.workloads.hf_inputs.request import Request, parts, read
+from ebbtide.workloads.hf_inputs.request import Request, language_part, parts, read
 from ebbtide.workloads.hf_mend import complete
 from ebbtide.workloads.hf_probe import feature_tokens
 from ebbtide.workloads.options import WorkloadOptions
@@ -101,7 +101,7 @@ class TransformersModel:
         """512 tokens, or as many as the model has positions for."""
         found = [
             value
-            for part in (self.config, self.config.get_text_config())
+            for part in (self.config, language_part(self.config))
             for name in ("max_position_embeddings", "n_positions", "max_seq_len")
             if isinstance(value := read(part, name), int) and value > 0
         ]

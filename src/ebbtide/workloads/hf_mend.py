@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from ebbtide.workloads.hf_inputs.request import parts, read
+from ebbtide.workloads.hf_inputs.request import language_part, parts, read
 
 PLACEHOLDERS = ("_token_id", "_token_index")
 # Published vocabularies are padded to a multiple of 64 for the tensor cores.
@@ -25,6 +25,7 @@ def complete(config: PretrainedConfig) -> PretrainedConfig:
         if read(part, "pad_token_id") is None and "pad_token_id" in vars(part):
             part.pad_token_id = 0
         _horizon(part)
+    _image_token(config)
     _join(config)
     _fit_vocabulary(config)
     return config
@@ -34,6 +35,12 @@ def _start_token(config: PretrainedConfig) -> None:
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         start = getattr(config, "bos_token_id", None) or getattr(config, "pad_token_id", None)
         config.decoder_start_token_id = start or 0
+
+
+def _image_token(config: PretrainedConfig) -> None:
+    """Let the last token of the vocabulary stand for images where none is named."""
+    if "image_token_index" in vars(config) and config.image_token_index is None:
+        config.image_token_index = read(language_part(config), "vocab_size") or 0
 
 
 def _horizon(config: PretrainedConfig) -> None:
@@ -58,7 +65,7 @@ def _join(config: PretrainedConfig) -> None:
 
 def _fit_vocabulary(config: PretrainedConfig) -> None:
     """Make the vocabulary of the language part hold every special token that is named."""
-    text = config.get_text_config()
+    text = language_part(config)
     size = getattr(text, "vocab_size", None)
     if not isinstance(size, int):
         return

@@ -31,6 +31,12 @@ EXPERTS = re.compile(r"(n|num)_(routed_|local_|shared_)?experts|moe_num_experts"
 CHOSEN_EXPERTS = re.compile(
     r"num_experts_per_tok(en)?|moe_k|top_k_experts|moe_topk|moe_top_k|experts_top_k"
 )
+CHOSEN_LAYERS = (
+    "intermediate_layers_indices",
+    "deepstack_visual_indexes",
+    "fullatt_block_indexes",
+    "global_attn_indexes",
+)
 DEPTH_LISTS = ("depths", "num_layers", "layers", "num_block_repeats")
 DEPTH_FACTORS = ("depth_coefficient", "depth_multiplier")
 IMAGE_SIZES = ("image_size", "img_size")
@@ -42,6 +48,24 @@ MAX_KINDS = 4
 VOCABULARY = 1024
 VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input")
 PATCHES = 4
+# By model type, the longer first: transformers 5.24.0, `rope_parameters.get("mrope_section", ...)`.
+SECTIONS = {
+    "cohere_compass": (24, 20, 20),
+    "cosmos3_edge": (24, 20, 20),
+    "ernie4_5_vl": (22, 22, 20),
+    "glm4v": (8, 12, 12),
+    "glm_image": (8, 12, 12),
+    "glm_ocr": (8, 12, 12),
+    "hy_v4_vl": (24, 20, 20),
+    "paddleocr_vl": (16, 24, 24),
+    "qwen2_5_omni": (16, 24, 24),
+    "qwen2_5_vl": (16, 24, 24),
+    "qwen2_vl": (16, 24, 24),
+    "qwen3_5": (11, 11, 10),
+    "qwen3_omni": (24, 20, 20),
+    "qwen3_vl": (24, 20, 20),
+    "qwen4_exp": (11, 11, 10),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +104,7 @@ def shrink(
 
 
 def _shrink(config: PretrainedConfig, divisor: int, layers: int, image: bool) -> None:
+    _state_sections(config)
     values = {k: v for k, v in vars(config).items() if k != "per_layer_config"}
     before = next((v for k, v in values.items() if LAYERS.fullmatch(k) and _whole(v)), 0)
     cut = _Cut(
@@ -122,7 +147,7 @@ def _whole(value: Any) -> bool:
 
 def _layers_needed(values: dict[str, Any], before: int, layers: int) -> int:
     """The shortest prefix that has every kind of layer named in a list of one a layer."""
-    needed = layers
+    needed = max(layers, 1 + (values.get("attn_layer_offset") or 0))
     for value in values.values():
         if not isinstance(value, (list, tuple)) or before < 2 or len(value) != before:
             continue
@@ -153,6 +178,10 @@ def _smaller_number(name: str, value: int, cut: _Cut, values: dict[str, Any]) ->
 
 def _smaller_list(name: str, value: Any, cut: _Cut) -> Any:
     kind = type(value)
+    if name in CHOSEN_LAYERS:
+        return kind(min(v, cut.keep - 1) for v in value)
+    if name == "attn_layer_indices":
+        return kind([cut.keep - 1])
     if len(value) == cut.before > max(cut.keep, MAX_KINDS):
         return kind(value[: cut.keep])
     if not all(_whole(v) for v in value):
@@ -180,8 +209,21 @@ def _scale_sections(value: dict[str, Any], divisor: int) -> None:
     for key, inner in value.items():
         if isinstance(inner, dict):
             _scale_sections(inner, divisor)
-        elif key == "mrope_section" and all(v % divisor == 0 for v in inner):
-            value[key] = [v // divisor for v in inner]
+        elif key == "mrope_section" and sum(inner) % divisor == 0:
+            scaled = [v // divisor for v in inner]
+            scaled[-1] += sum(inner) // divisor - sum(scaled)
+            value[key] = scaled
+
+
+def _state_sections(config: PretrainedConfig) -> None:
+    """Write down the rotary sections that some families assume where none are stated."""
+    rope = vars(config).get("rope_parameters")
+    kind = str(config.model_type)
+    sections = next((s for prefix, s in SECTIONS.items() if kind.startswith(prefix)), None)
+    if sections and isinstance(rope, dict) and "rope_theta" in rope:
+        rope.setdefault("mrope_section", list(sections))
+        if kind.startswith("glm"):
+            rope.setdefault("partial_rotary_factor", 0.5)
 
 
 def _shrink_vocabulary(config: PretrainedConfig) -> None:

@@ -113,6 +113,8 @@ RULES: dict[str, Rule] = {
     "ForTokenClassification": _each_token,
     "ForQuestionAnswering": _span,
     "ForCTC": _spoken,
+    "ForRNNT": _spoken,
+    "ForTDT": _spoken,
     "ForSemanticSegmentation": _pixels,
     "ForDepthEstimation": _depth,
     "ForObjectDetection": _boxes,

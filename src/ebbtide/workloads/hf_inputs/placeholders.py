@@ -13,7 +13,13 @@ from ebbtide.workloads.hf_inputs.request import Request, first, image_size, part
 
 IMAGE_IDS = ("image_token_id", "image_token_index", "im_token_id", "image_patch_token_id")
 AUDIO_IDS = ("audio_token_id", "audio_token_index", "audio_tok_id")
-STATED = ("image_seq_length", "image_seq_len", "mm_tokens_per_image", "num_image_tokens")
+STATED = (
+    "image_seq_length",
+    "image_seq_len",
+    "mm_tokens_per_image",
+    "num_image_tokens",
+    "num_query_tokens",
+)
 
 
 def image_tokens(request: Request) -> int:

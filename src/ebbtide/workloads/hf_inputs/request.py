@@ -61,7 +61,7 @@ class Request:
     @property
     def text(self) -> PretrainedConfig:
         """The configuration of the language part, or the whole where there is no part."""
-        return _part(self.config, TEXT_PARTS)
+        return language_part(self.config)
 
     @property
     def vision(self) -> PretrainedConfig:
@@ -97,6 +97,11 @@ def _part(config: PretrainedConfig, names: tuple[str, ...]) -> PretrainedConfig:
             if isinstance(inner, PretrainedConfig):
                 return _part(inner, names)
     return config
+
+
+def language_part(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration of the language part of `config`, or `config` itself."""
+    return _part(config, TEXT_PARTS)
 
 
 def first(configs: PretrainedConfig | tuple[PretrainedConfig, ...], *names: str) -> Any:

@@ -7,9 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ebbtide.workloads.hf_inputs.audio import bins, frames
+from ebbtide.workloads.hf_inputs.audio import SECOND, bins, frames
 from ebbtide.workloads.hf_inputs.placeholders import grid, token_types
-from ebbtide.workloads.hf_inputs.request import Maker, Request, channels, first, image_size
+from ebbtide.workloads.hf_inputs.request import (
+    Maker,
+    Request,
+    channels,
+    first,
+    image_size,
+    patch_size,
+)
 from ebbtide.workloads.hf_inputs.vision import images, patches
 
 
@@ -131,7 +138,55 @@ def _patches_each(request: Request) -> Tensor:
     return patches(request).unflatten(0, (request.batch, -1))
 
 
+def _mono(request: Request) -> Tensor:
+    """``[batch, 1, samples]``: one second in one channel."""
+    return request.floats(request.batch, 1, SECOND)
+
+
+def _square_patches(request: Request) -> Tensor:
+    """``[patches of all images, channels, side, side]``."""
+    side, _ = patch_size(request)
+    return patches(request).unflatten(-1, (channels(request), side, side))
+
+
+def _codes(request: Request) -> Tensor:
+    """``[batch * codebooks, seq]`` of a decoder over several codebooks."""
+    count = int(first(request.config, "num_codebooks") or 1)
+    return request.ints(100, request.batch * count, request.seq)
+
+
+_FRAMES: dict[str, Maker] = {"attention_mask": lambda r: r.ones(r.batch, frames(r))}
+_TRANSDUCER: dict[str, Maker] = {
+    **_FRAMES,
+    "decoder_input_ids": lambda r: r.ints(30, r.batch, 6, low=1),
+}
+_SIZES: dict[str, Maker] = {
+    "image_sizes": lambda r: torch.tensor([list(image_size(r))] * r.batch, device=r.device)
+}
+_MONO: dict[str, Maker] = {"input_values": _mono}
+_ONE_IMAGE: dict[str, Maker] = {"pixel_values": _one_image_each}
+_REGIONS = 36
+_LXMERT: dict[str, Maker] = {
+    "visual_feats": lambda r: r.floats(r.batch, _REGIONS, r.config.visual_feat_dim),
+    "visual_pos": lambda r: r.floats(r.batch, _REGIONS, r.config.visual_pos_dim),
+}
+_MLLAMA: dict[str, Maker] = {
+    "pixel_values": lambda r: r.floats(r.batch, 1, _tile_count(r), 3, *image_size(r)),
+    "aspect_ratio_ids": lambda r: r.ones(r.batch, 1),
+    "aspect_ratio_mask": lambda r: r.ones(r.batch, 1, _tile_count(r)),
+}
+_SEEN: dict[str, Maker] = {
+    "cross_attention_mask": lambda r: r.ones(r.batch, r.seq, 1, _tile_count(r)),
+}
+_MUSIC: dict[str, Maker] = {"input_ids": _codes}
+
+
+def _tile_count(request: Request) -> int:
+    return int(first(request.vision, "max_num_tiles") or 4)
+
+
 MAKERS: dict[str, Maker] = {
+    "task_inputs": lambda r: r.ints(100, r.batch, int(first(r.config, "task_seq_len") or 77)),
     "query_embeds": lambda r: r.floats(
         r.batch, int(first(r.config, "num_query_tokens") or 32), r.config.hidden_size
     ),
@@ -156,9 +211,40 @@ RULES: dict[str, dict[str, Maker]] = {
     "clvp": _SPOKEN_TEXT,
     "colmodernvbert": {"pixel_values": _one_image_each},
     "modernvbert": {"pixel_values": _one_image_each},
-    "smolvlm": {"pixel_values": _one_image_each},
-    "idefics2": {"pixel_values": _one_image_each},
-    "idefics3": {"pixel_values": _one_image_each},
+    "smolvlm": _ONE_IMAGE,
+    "idefics": {
+        "pixel_values": _one_image_each,
+        "image_attention_mask": lambda r: r.ones(r.batch, r.seq, 1),
+    },
+    "idefics2": _ONE_IMAGE,
+    "idefics3": _ONE_IMAGE,
+    "kimi_k25": {"pixel_values": _square_patches},
+    "kimi_k25_vision": {"pixel_values": _square_patches},
+    "lasr_ctc": _FRAMES,
+    "lasr_encoder": _FRAMES,
+    "lighton_ocr": _SIZES,
+    "lxmert": _LXMERT,
+    "mistral3": _SIZES,
+    "mistral_large4": _SIZES,
+    "mllama": {**_MLLAMA, **_SEEN},
+    "mllama_vision_model": _MLLAMA,
+    "musicgen_decoder": _MUSIC,
+    "musicgen_melody_decoder": _MUSIC,
+    "nemotron3_5_asr": _TRANSDUCER,
+    "nemotron_asr_streaming": _TRANSDUCER,
+    "omniasr": _MONO,
+    "omniasr_audio": _MONO,
+    "omniasr_ctc": _MONO,
+    "paddleocr_vl": {"pixel_values": _square_patches},
+    "paddleocr_vl_vision": {"pixel_values": lambda r: _square_patches(r)[None]},
+    "parakeet_ctc": _FRAMES,
+    "parakeet_encoder": _FRAMES,
+    "parakeet_rnnt": _TRANSDUCER,
+    "parakeet_tdt": _TRANSDUCER,
+    "pe_audio": _MONO,
+    "pe_audio_encoder": _MONO,
+    "pixtral": _SIZES,
+    "pop2piano": {"input_ids": lambda r: None},
     "decision_transformer": _DECISIONS,
     "deepseek_vl_hybrid": {
         "high_res_pixel_values": lambda r: r.floats(r.batch, 3, 1024, 1024),
@@ -180,4 +266,6 @@ RULES: dict[str, dict[str, Maker]] = {
     "gemma4_vision": {"pixel_values": _flat_patches},
 }
 # Model types whose own loss needs more than labels: the sum of their outputs serves.
-WITHOUT_LABELS: frozenset[str] = frozenset()
+WITHOUT_LABELS = frozenset(
+    {"grounding-dino", "mm-grounding-dino", "musicgen_decoder", "musicgen_melody_decoder"}
+)
