@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import torch.utils.data
 from torch.utils.data._utils import worker
 
-from ebbtide.vgpu.api import threads
 from ebbtide.vgpu.api.surface import Surface
 from ebbtide.vgpu.api.threads import outside
 from ebbtide.vgpu.patches import PatchSet
 
 
 def install(vgpu: Surface, patches: PatchSet) -> None:
-    """Make loader workers leave the virtual GPU; other threads join it."""
+    """Make loader workers leave the virtual GPU."""
     patches.wrap(worker, "_worker_loop", outside)
-    threads.install(vgpu, patches)
-
-
-__all__ = ["install", "torch"]

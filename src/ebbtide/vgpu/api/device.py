@@ -18,6 +18,7 @@ import torch
 
 from ebbtide.errors import VirtualGpuError
 from ebbtide.vgpu.api.surface import Surface, capability_of
+from ebbtide.vgpu.mode import INVALID_DEVICE
 from ebbtide.vgpu.patches import PatchSet
 
 # CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability":
@@ -45,10 +46,6 @@ _OLD_WHEEL_SMS = (50, 60, 70, 75, 80, 86, 90)
 _CUDNN_VERSION = 91002
 # cudnnRNNMode_t, which a build without cuDNN lacks.
 _CUDNN_BINDINGS = SimpleNamespace(RNNMode=SimpleNamespace(rnn_relu=0, rnn_tanh=1, lstm=2, gru=3))
-_INVALID_DEVICE = (
-    "CUDA error: invalid device ordinal\nThe virtual GPU is the only device: cuda:0 exists, "
-    "cuda:{index} does not."
-)
 
 
 def _shared_optin(capability: tuple[int, int], per_sm: int) -> int:
@@ -123,7 +120,7 @@ def _arch_flags(capability: tuple[int, int]) -> str:
 
 def _check(index: int) -> int:
     if index not in (0, -1):
-        raise torch.AcceleratorError(_INVALID_DEVICE.format(index=index))
+        raise torch.AcceleratorError(INVALID_DEVICE.format(index=index))
     return 0
 
 
