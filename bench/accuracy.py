@@ -14,7 +14,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from measured.result import Result
+
 from ebbtide.workloads.torchvision_mend import mend_torchvision
+
+
+def summary(result: Result) -> str:
+    """One row's outcome for a log: the error, or why there is none."""
+    if result.likely_bytes is None:
+        return result.remark
+    return f"{100 * result.error:+.2f} %, {result.seconds:.1f} s"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,6 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
     for number, row in enumerate(rows, 1):
         progress.show(f"{number}/{len(rows)} {row.id}")
         results.append(result_of(case_of(row)))
+        if not sys.stderr.isatty():
+            progress.show(f"    {summary(results[-1])}")
     progress.show("")
     others = rivals.read_rivals()
     bounds = gates.gates(results, others)

@@ -38,6 +38,7 @@ class Case:
         context: `NO_CONTEXT`, `CATALOGUE`, `GROWTH` or `STATED`.
         environment: environment variables that the source sets and torch reads.
         assumption: what the row does not say and the workload supposes.
+        shared: a name that rows with the very same run have in common; empty for none.
     """
 
     row: Row
@@ -50,6 +51,7 @@ class Case:
     context: str = NO_CONTEXT
     environment: tuple[tuple[str, str], ...] = ()
     assumption: str = ""
+    shared: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

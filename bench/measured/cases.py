@@ -36,7 +36,7 @@ def wed(row: Row) -> Case:
         model = cs336_wed.build(row.seq).to(device)
         step(model, row.batch or 1, row.seq, amp=amp, meter=meter)
 
-    return Case(row=row, group="eager", run=run, **place(row))
+    return Case(row=row, group="eager", run=run, shared=_without_kind(row), **place(row))
 
 
 @makes("snap-sil-attn-")
@@ -46,7 +46,7 @@ def sil_attention(row: Row) -> Case:
     def run(device: Any, meter: Meter) -> None:
         cs336_sil.attend_and_back(row.batch or 1, row.seq, 16, device)
 
-    return Case(row=row, group="eager", run=run, **place(row))
+    return Case(row=row, group="eager", run=run, shared=_without_kind(row), **place(row))
 
 
 @makes("snap-sil-fwd-")
@@ -57,7 +57,12 @@ def sil_forward(row: Row) -> Case:
         model = cs336_sil.build(row.seq).to(device)
         cs336_sil.forward_only(model, row.batch or 1, row.seq, meter)
 
-    return Case(row=row, group="eager", run=run, **place(row))
+    return Case(row=row, group="eager", run=run, shared=_without_kind(row), **place(row))
+
+
+def _without_kind(row: Row) -> str:
+    """Two rows, allocated and reserved, come from one recording."""
+    return row.id.rsplit("-", 1)[0]
 
 
 @makes("cs336-attn-")

@@ -1,4 +1,4 @@
-"""A line of progress on stderr, where somebody is looking."""
+"""Progress on stderr: a line that changes where somebody looks, lines that stay in a log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ WIDTH = 76
 
 def show(text: str) -> None:
     """Replace the line by `text`; an empty text clears it."""
-    if sys.stderr.isatty():
-        end = "" if text else "\r"
-        print(f"\r{text[:WIDTH]:<{WIDTH}}", end=end, file=sys.stderr, flush=True)
+    if not sys.stderr.isatty():
+        if text:
+            print(text, file=sys.stderr, flush=True)
+        return
+    end = "" if text else "\r"
+    print(f"\r{text[:WIDTH]:<{WIDTH}}", end=end, file=sys.stderr, flush=True)
