@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
@@ -46,8 +47,9 @@ class Recorder:
         self.trained = False
         self._on_step: Callable[[int], None] | None = None
         self._on_forward: Callable[[int], None] | None = None
-        self._counts: dict[int, int] = {}
-        self._optimizers: list[Optimizer] = []
+        # Not held: what the program drops gives its memory back.
+        self._counts: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._marked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._hooks: list[Any] = []
 
     def __enter__(self) -> Recorder:
@@ -90,6 +92,9 @@ class Recorder:
             return
         tape = self.gpu.tape
         if output is ENTERED:
+            if module not in self._marked:  # it may be gone before the end
+                self._marked.add(module)
+                self._mark_module(module)
             if torch.is_grad_enabled() and module.training:
                 tape.set_phase("forward", self.steps + 1)
             else:
@@ -121,9 +126,7 @@ class Recorder:
         for state in list(optimizer.state.values()):
             for value in _tensors(state):
                 self._mark(value, Category.OPTIMIZER_STATE)
-        if not any(known is optimizer for known in self._optimizers):
-            self._optimizers.append(optimizer)  # held, so that an id is not reused
-        count = self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
+        count = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         self.steps = max(self.steps, count)
         self.gpu.tape.set_phase("between", self.steps)
         if self._on_step is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
@@ -52,12 +53,14 @@ class Places:
         self._skipped: dict[CodeType, bool] = {}
         self._line_numbers: dict[tuple[CodeType, int], int] = {}
         self._paths: dict[int, int] = {}
-        self._roots: list[torch.nn.Module] = []
+        # Modules are not held: a model that the program drops gives its memory back.
+        self._known: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._hooks: list[Any] = []
 
     @property
     def roots(self) -> tuple[torch.nn.Module, ...]:
-        """Every outermost module that has been called."""
+        """Every outermost module that has been called and is still there."""
         return tuple(self._roots)
 
     def now(self) -> tuple[int, int]:
@@ -138,6 +141,8 @@ class Places:
         self._hooks = []
         self._stack.clear()
         self._roots.clear()
+        self._known.clear()
+        self._paths.clear()
 
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
         if not self._stack and self.on_root is not None:
@@ -155,13 +160,24 @@ class Places:
 
     def _name(self, module: torch.nn.Module) -> int:
         if not self._stack:
-            # Held, so that an id is never reused by another module.
-            self._roots.append(module)
             for path, child in module.named_modules():
-                label = path or type(module).__name__
-                self._paths.setdefault(id(child), self._tape.modules.of(label))
+                self._learn(child, path or type(module).__name__)
         else:
-            label = f"{self._tape.modules.items[self._stack[-1]]}/{type(module).__name__}"
-            self._roots.append(module)
-            self._paths[id(module)] = self._tape.modules.of(label)
+            outer = self._tape.modules.items[self._stack[-1]]
+            self._learn(module, f"{outer}/{type(module).__name__}")
+        self._roots.add(module)
         return self._paths[id(module)]
+
+    def _learn(self, module: torch.nn.Module, label: str) -> None:
+        key = id(module)
+        if key in self._paths:
+            return
+
+        def forget(_: Any, places: weakref.ref[Places] = weakref.ref(self)) -> None:
+            alive = places()
+            if alive is not None:  # the id may be another module's from now on
+                alive._paths.pop(key, None)
+                alive._known.pop(key, None)
+
+        self._paths[key] = self._tape.modules.of(label)
+        self._known[key] = weakref.ref(module, forget)
