@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.vgpu.sweep_cases import ALL, Case
 
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
-from tests.vgpu.sweep_cases import ALL, Case
 
 Meta = list[tuple[tuple[int, ...], torch.dtype]]
 

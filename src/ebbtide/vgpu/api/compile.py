@@ -80,7 +80,7 @@ def _module_compile(vgpu: Surface) -> Callable[..., None]:
 
 def _script(vgpu: Surface, original: Callable[..., Any]) -> Callable[..., Any]:
     def script(obj: Any, *args: Any, **options: Any) -> Any:
-        if sys._getframe(1).f_globals.get("__name__", "").startswith("torch._"):
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
             return original(obj, *args, **options)  # PyTorch scripts some of its own formulae
         if isinstance(obj, torch.nn.Module):
             vgpu.guess("script", _SCRIPT)
