@@ -116,6 +116,7 @@ class Builder:
                 likely_bytes=allocs[0],
                 low_bytes=allocs[1],
                 high_bytes=allocs[2],
+                fallback_bytes=allocs[0],
                 category=allocs[3],
                 op=allocs[4],
                 stream=allocs[5],

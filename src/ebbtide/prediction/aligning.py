@@ -148,6 +148,7 @@ def _allocs(trace: Trace, sources: Ints) -> AllocTable:
         likely_bytes=sizes(held.likely_bytes),
         low_bytes=sizes(held.low_bytes),
         high_bytes=sizes(held.high_bytes),
+        fallback_bytes=sizes(held.fallback_bytes),
         category=np.where(there, held.category[row], int(Category.WORKSPACE)),
         op=op,
         stream=np.where(there, held.stream[row], trace.ops.stream[op]),

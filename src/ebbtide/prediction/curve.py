@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ebbtide.prediction.family import Family
 from ebbtide.prediction.parts import CurvePoint
 from ebbtide.prediction.process import Device, Replays
-from ebbtide.prediction.replaying import live_peak
+from ebbtide.prediction.replaying import least_sizes, live_peak
 from ebbtide.prediction.steptime import step_seconds_at
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
@@ -158,7 +158,11 @@ def _bound(family: Family, device: Device, cap: int) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         sizes = family.sizes(middle)
-        if sizes is not None and live_peak(family.trace, sizes.likely) <= room:
+        if sizes is None:
+            high = middle - 1
+            continue
+        least = least_sizes(family.trace, sizes.likely)
+        if live_peak(family.trace, least) <= room:
             low = middle
         else:
             high = middle - 1

@@ -17,7 +17,7 @@ import numpy as np
 from ebbtide.errors import UsageError
 from ebbtide.gpus import Gpu, context_bytes
 from ebbtide.prediction.family import Sizes
-from ebbtide.prediction.replaying import History, Limit, Replay, history, live_peak, replay
+from ebbtide.prediction.replaying import History, Limit, Replay, history, least_sizes, live_peak, replay
 from ebbtide.trace.model import Ints, Trace
 from ebbtide.units import Range
 from ebbtide.vgpu.allocator import AllocatorConfig
@@ -109,7 +109,7 @@ class Replays:
 
     def limited(self, sizes: Ints, device: Device) -> Replay | None:
         """The replay within the memory of `device`; None where it runs out."""
-        if live_peak(self.trace, sizes) > device.limit.room_bytes:
+        if live_peak(self.trace, least_sizes(self.trace, sizes)) > device.limit.room_bytes:
             return None
         run = replay(self.trace, sizes, limit=device.limit, config=self.config)
         return run if run.out_of_memory is None else None

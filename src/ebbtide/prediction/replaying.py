@@ -114,6 +114,13 @@ def history(
     )
 
 
+def least_sizes(trace: Trace, sizes: Ints) -> Ints:
+    """What each allocation can do with where `sizes` do not fit: less only where it can."""
+    allocs = trace.allocs
+    optional = allocs.fallback_bytes < allocs.likely_bytes
+    return np.where(optional, np.minimum(sizes, allocs.fallback_bytes), sizes)
+
+
 def live_peak(trace: Trace, sizes: Ints) -> int:
     """The most requested bytes that are alive at once: never more than what is allocated."""
     moves = (trace.event_kind == Event.ALLOC) | (trace.event_kind == Event.FREE)
@@ -175,6 +182,7 @@ def _carry_out(
     blocks: list[Block | None] = [None] * len(sizes)
     total = allocator.heap.total
     requested, streams = sizes.tolist(), trace.allocs.stream.tolist()
+    fallbacks = least_sizes(trace, sizes).tolist()
     events = zip(
         trace.event_kind[:end].tolist(),
         trace.event_arg[:end].tolist(),
@@ -187,7 +195,12 @@ def _carry_out(
     )
     for kind, arg, extra in events:
         if kind == alloc:
-            blocks[arg] = allocator.malloc(requested[arg], streams[arg])
+            try:
+                blocks[arg] = allocator.malloc(requested[arg], streams[arg])
+            except OutOfMemory:
+                if fallbacks[arg] >= requested[arg]:
+                    raise
+                blocks[arg] = allocator.malloc(fallbacks[arg], streams[arg])
         elif kind == free:
             if (block := blocks[arg]) is not None:
                 allocator.free(block)
@@ -199,3 +212,4 @@ def _carry_out(
         if allocated is not None and reserved is not None:
             allocated.append(total.bytes)
             reserved.append(total.reserved_bytes.current)
+

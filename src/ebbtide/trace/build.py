@@ -83,6 +83,7 @@ def _allocs(tape: Tape, phases: tuple[Phase, ...]) -> AllocTable:
         likely_bytes=np.array(tape.alloc_bytes, np.int64),
         low_bytes=np.array(tape.alloc_low, np.int64),
         high_bytes=np.array(tape.alloc_high, np.int64),
+        fallback_bytes=np.array(tape.alloc_fallback, np.int64),
         category=np.array(_categories(tape, phases), np.int64),
         op=np.array(tape.alloc_op, np.int64),
         stream=np.array(tape.alloc_stream, np.int64),

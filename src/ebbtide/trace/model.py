@@ -108,13 +108,16 @@ class AllocTable:
     """One row an allocation: bytes as requested, before the allocator rounds them.
 
     `low_bytes` and `high_bytes` differ from `likely_bytes` only where a library
-    chooses a workspace that cannot be known from outside (cuDNN). `op` is the row
+    chooses a workspace that cannot be known from outside (cuDNN). `fallback_bytes` is
+    what the operation does with where `likely_bytes` do not fit the GPU; equal to them
+    where there is no other way, so that the allocation fails. `op` is the row
     of the operation that allocated, or -1. `category` is a `Category`.
     """
 
     likely_bytes: Ints
     low_bytes: Ints
     high_bytes: Ints
+    fallback_bytes: Ints
     category: Ints
     op: Ints
     stream: Ints

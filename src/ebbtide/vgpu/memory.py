@@ -59,12 +59,7 @@ class LiveMemory:
             self._done += 1
             kind, arg = kinds[position], args[position]
             if kind == ALLOC:
-                try:
-                    blocks[arg] = allocator.malloc(tape.alloc_bytes[arg], tape.alloc_stream[arg])
-                except OutOfMemory:
-                    tape.void(arg)
-                    self.failures += 1
-                    raise
+                blocks[arg] = self._malloc(arg)
             elif kind == FREE:
                 if arg in blocks:  # else it was refused
                     allocator.free(blocks.pop(arg))
@@ -73,6 +68,19 @@ class LiveMemory:
             elif kind == RECORD_STREAM and arg in blocks:
                 allocator.record_stream(blocks[arg], tape.extra[position])
         return allocator
+
+    def _malloc(self, row: int) -> Any:
+        tape, stream = self._tape, self._tape.alloc_stream[row]
+        try:
+            return self.allocator.malloc(tape.alloc_bytes[row], stream)
+        except OutOfMemory:
+            fallback = tape.alloc_fallback[row]
+            if fallback < tape.alloc_bytes[row]:
+                tape.lower(row, fallback)
+                return self.allocator.malloc(fallback, stream)
+            tape.void(row)
+            self.failures += 1
+            raise
 
     def memory_allocated(self) -> int:
         """As `torch.cuda.memory_allocated()`."""

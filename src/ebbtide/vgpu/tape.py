@@ -54,6 +54,7 @@ class Tape:
         self.alloc_bytes: list[int] = []
         self.alloc_low: list[int] = []
         self.alloc_high: list[int] = []
+        self.alloc_fallback: list[int] = []
         self.alloc_op: list[int] = []
         self.alloc_stream: list[int] = []
         self.alloc_category: list[int] = []
@@ -76,12 +77,23 @@ class Tape:
         self.kind.append(PHASE)
         self.arg.append(self.phase)
 
-    def alloc(self, likely: int, low: int, high: int, category: int = UNKNOWN) -> int:
-        """Memory was taken by the current operation. Returns its row."""
+    def alloc(
+        self,
+        likely: int,
+        low: int,
+        high: int,
+        category: int = UNKNOWN,
+        fallback: int | None = None,
+    ) -> int:
+        """Memory was taken by the current operation. Returns its row.
+
+        `fallback` is what the operation does with where `likely` bytes do not fit.
+        """
         row = len(self.alloc_bytes)
         self.alloc_bytes.append(likely)
         self.alloc_low.append(low)
         self.alloc_high.append(high)
+        self.alloc_fallback.append(likely if fallback is None else fallback)
         self.alloc_op.append(self.op)
         self.alloc_stream.append(self.stream)
         self.alloc_category.append(category)
@@ -89,9 +101,14 @@ class Tape:
         self.arg.append(row)
         return row
 
+    def lower(self, row: int, nbytes: int) -> None:
+        """The operation made do with `nbytes`."""
+        self.alloc_bytes[row] = self.alloc_low[row] = nbytes
+
     def void(self, row: int) -> None:
         """The allocation of `row` was refused: it took nothing."""
-        self.alloc_bytes[row] = self.alloc_low[row] = self.alloc_high[row] = 0
+        for column in (self.alloc_bytes, self.alloc_low, self.alloc_high, self.alloc_fallback):
+            column[row] = 0
 
     def free(self, row: int) -> None:
         """The memory of `row` was given back."""

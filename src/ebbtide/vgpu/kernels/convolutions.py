@@ -236,6 +236,9 @@ def _with_workspace(
             high=rounded(high) + held,
             after_outputs=after_outputs,
             label=label,
+            # `try_configs` in Conv_v8.cpp catches the allocator's error and goes on to the
+            # next engine; cuDNN's list ends with ones that need no workspace.
+            fallback=held,
         ),
     )
 

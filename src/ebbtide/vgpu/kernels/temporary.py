@@ -24,6 +24,8 @@ class Scratch:
     one operation follow each other and are never alive together. `after_outputs` counts
     the outputs that are there by then, those included that the call left out (None). The
     sizes are bytes: equal where the source says them, a span where it does not.
+    `fallback` is what is taken where the rest does not fit the GPU: cuDNN then goes on to
+    an engine with less workspace. None where the operation fails instead.
     """
 
     low: int
@@ -31,6 +33,7 @@ class Scratch:
     high: int
     after_outputs: int
     label: str
+    fallback: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.low <= self.likely <= self.high:
