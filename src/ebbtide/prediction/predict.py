@@ -111,10 +111,10 @@ def answer(
     devices = [Device.of(gpu, first.torch_version) for gpu in gpus]
     batch = first.meta.get("batch")
     by_batch = {batch or 1: first}
-    guesses = [Guess(kind="no-curve", text=_no_curve(traces.no_curve), count=1)]
-    if not traces.no_curve:
-        by_batch |= {trace.meta["batch"]: trace for trace in traces.batches}
-        guesses = []
+    by_batch |= {trace.meta["batch"]: trace for trace in traces.batches}
+    guesses = []
+    if traces.no_curve and not traces.batches:
+        guesses.append(Guess(kind="no-curve", text=_no_curve(traces.no_curve), count=1))
     if len(by_batch) > 1 and all(_same(first, other) for other in traces.batches):
         by_batch = {batch or 1: first}
         text = "nothing that the workload does depends on its batch size"

@@ -17,7 +17,15 @@ import numpy as np
 from ebbtide.errors import UsageError
 from ebbtide.gpus import Gpu, context_bytes
 from ebbtide.prediction.family import Sizes
-from ebbtide.prediction.replaying import History, Limit, Replay, history, least_sizes, live_peak, replay
+from ebbtide.prediction.replaying import (
+    History,
+    Limit,
+    Replay,
+    history,
+    least_sizes,
+    live_peak,
+    replay,
+)
 from ebbtide.trace.model import Ints, Trace
 from ebbtide.units import Range
 from ebbtide.vgpu.allocator import AllocatorConfig

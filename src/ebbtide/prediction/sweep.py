@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from ebbtide.prediction.build import EVERYTHING, FIGURES, Wanted, predict_trace
 from ebbtide.prediction.curve import BATCH_CAP, BATCHES, best_batch, curve, largest_batch
@@ -59,7 +60,8 @@ def predict_batches(
         replays = Replays(grown.trace, config)  # its events are others than those of `trace`
     if why is not None:
         alone = [replace(each, guesses=(*each.guesses, why)) for each in alone]
-        sizes = [size for size in sizes if size >= grown.batches[0] and size != batch]
+        if batch not in grown.batches:
+            sizes = [size for size in sizes if size >= grown.batches[0] and size != batch]
     return tuple(
         _with_curve(each, grown, device, sizes, replays, cap)
         for each, device in zip(alone, devices, strict=True)
@@ -67,18 +69,23 @@ def predict_batches(
 
 
 def _family(traces: Mapping[int, Trace], batch: int) -> tuple[Family, Guess | None]:
-    """The family of all traces, or without `batch` where that alone stands apart.
+    """The family of all traces, or of two where the third stands apart.
 
-    Dimensions of 1 take other kernels and other views.
+    Dimensions of 1 take other kernels and other views, and so may a large batch.
     """
     try:
         return family(traces), None
     except DoNotAlignError as error:
-        others = {size: trace for size, trace in traces.items() if size != batch}
-        if len(others) < 2:
-            raise
-        text = f"The curve is of the other batches than {batch}. {error}"
-        return family(others), Guess(kind="curve-apart", text=text, count=1)
+        why = error
+    pairs = list(combinations(sorted(traces), 2)) if len(traces) > 2 else []
+    for pair in sorted(pairs, key=lambda pair: batch not in pair):
+        try:
+            grown = family({size: traces[size] for size in pair})
+        except DoNotAlignError:
+            continue
+        text = f"The curve is through batch {pair[0]} and {pair[1]}. {why}"
+        return grown, Guess(kind="curve-apart", text=text, count=1)
+    raise why
 
 
 def _with_curve(

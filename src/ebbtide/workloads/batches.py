@@ -37,13 +37,19 @@ def find_batch(args: Sequence[str]) -> tuple[tuple[str, ...], int | None]:
     return tuple(args), None
 
 
-def other_sizes(size: int) -> tuple[int, ...]:
-    """Further sizes to trace for a curve through `size`.
+def other_sizes(size: int, most: int | None = None) -> tuple[int, ...]:
+    """Two further sizes to trace for a curve through `size`, the better one first.
 
-    At 1 a second one more: dimensions of 1 take other kernels and other views, so that
-    the curve may have to do without the trace at 1.
+    Larger ones, as people ask about those; smaller ones where the data set is too short.
+    None is 1: dimensions of 1 take other kernels and other views.
+
+    Args:
+        size: the batch size that is known.
+        most: the largest that the data set has enough samples for, None where it has no end.
     """
-    return (2, 4) if size == 1 else (2 * size,)
+    wanted = [size * 2, size * 4, *(size // part for part in (2, 4) if size % part == 0)]
+    found = [each for each in wanted if each > 1 and (most is None or each <= most)]
+    return tuple(found[:2]) or (size * 2,)
 
 
 class LoaderBatches:
@@ -58,6 +64,7 @@ class LoaderBatches:
         changed: loaders that were given another size.
         training: batch size of the data that the last optimizer step was made from.
         accumulated: batches that went into a step, at the fewest; 0 before the second.
+        batches: how many batches the loader of the last step has, None where it does not know.
     """
 
     def __init__(self, to: int | None = None, of: int | None = None) -> None:
@@ -66,6 +73,8 @@ class LoaderBatches:
         self.changed = 0
         self.training: int | None = None
         self.accumulated = 0
+        self.batches: int | None = None
+        self._iterator: Any = None
         self._first: int | None = None
         self._serving: int | None = None
         self._served = 0
@@ -79,6 +88,8 @@ class LoaderBatches:
         """Call after each optimizer step."""
         if self._serving is not None:
             self.training = self._serving
+        if self._iterator is not None:
+            self.batches = _length(self._iterator._index_sampler)
         if steps > 1 and self._served:
             self.accumulated = min(self.accumulated or self._served, self._served)
         self._served = 0
@@ -104,6 +115,7 @@ class LoaderBatches:
             size = getattr(iterator._index_sampler, "batch_size", None)
             self._serving = size if isinstance(size, int) else None
             self._served += 1
+            self._iterator = iterator
             if self._first is None:
                 self._first = self._serving
             return data
@@ -123,3 +135,10 @@ class LoaderBatches:
             return asked
         self.changed += 1
         return self.to
+
+
+def _length(sampler: Any) -> int | None:
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):  # an endless one
+        return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import contextlib
 import importlib
 import json
 import os
@@ -70,13 +71,7 @@ def main() -> int:
 
 
 def _scripts(request: Request, answers: Answers) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is imported here is not the script's doing
-        for name in heavy_imports(Path(request.target)):
-            try:
-                importlib.import_module(name)
-            except Exception:  # the script will say so itself
-                continue
+    _import_heavy(Path(request.target))
     forks = _forks(request, answers)
 
     def trace(job: Job, path: Path) -> None:
@@ -141,25 +136,41 @@ def _run_exit_handlers() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def heavy_imports(path: Path) -> list[str]:
-    """Known heavy packages that the script at `path` imports, in its order."""
+def _import_heavy(script: Path) -> None:
+    found = heavy_imports(script)
+    if found:
+        from ebbtide.workloads.torchvision_mend import mend_torchvision
+
+        mend_torchvision()  # Transformers and timm import torchvision too
+    # What is imported here is not the script's doing, and what fails here it will say itself.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module, names in found.items():
+            with contextlib.suppress(Exception):
+                loaded = importlib.import_module(module)
+                for name in names:  # Transformers imports its models when they are asked for
+                    getattr(loaded, name, None)
+
+
+def heavy_imports(path: Path) -> dict[str, list[str]]:
+    """Modules of heavy packages that the script at `path` imports, and names taken from each."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return []
-    found: list[str] = []
-    for node in ast.walk(tree):
-        names = []
+        return {}
+    found: dict[str, list[str]] = {}
+    for node in tree.body:
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            modules: dict[str, list[str]] = {alias.name: [] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module]
-        for name in names:
-            top = name.partition(".")[0]
-            if top in _HEAVY and top not in found:
-                found.append(top)
+            modules = {node.module: [alias.name for alias in node.names]}
+        else:
+            continue
+        for module, names in modules.items():
+            if module.partition(".")[0] in _HEAVY:
+                found.setdefault(module, []).extend(names)
     return found
 
 

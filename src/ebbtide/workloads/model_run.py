@@ -15,8 +15,8 @@ from ebbtide.workloads.architectures import build, find
 from ebbtide.workloads.entry import FunctionWorkload, load_function
 from ebbtide.workloads.options import WorkloadOptions
 from ebbtide.workloads.request import Request
-from ebbtide.workloads.stopping import STEPS
 from ebbtide.workloads.torchvision_mend import mend_torchvision
+from ebbtide.workloads.tracing import STEPS
 
 
 def run_model(request: Request, gpu: str, batch: int | None, seq: int | None = None) -> Trace:

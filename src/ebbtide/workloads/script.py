@@ -158,6 +158,7 @@ class ScriptRun:
             args=self.args,
             batch=self.loaders.batch,
             loader_batch=self.loaders.of,
+            batches=self.loaders.batches,
             caught_out_of_memory=self.gpu.memory.failures,
             steps=self.recorder.steps,
             forwards=self.recorder.forwards,

@@ -16,8 +16,8 @@ import torch.utils.data.dataloader as dataloader
 
 from ebbtide.trace.recorder import Recorder
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
+from ebbtide.workloads.tracing import STEPS
 
-STEPS = 3
 # Sent when the time is up. Programs have uses of their own for SIGALRM and SIGUSR1.
 STOP_SIGNAL: int = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 5
 # Beyond the steps needed: a loop that no data loader drives.

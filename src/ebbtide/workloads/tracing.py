@@ -16,6 +16,11 @@ from ebbtide.workloads.request import Request
 
 # Fewer tokens than this make other kernels, and no curve.
 _LEAST_SEQ = 16
+# Of a longer trace a third one, to check that memory grows evenly, takes too long: a curve
+# is to cost less than three predictions. GPT-2's three steps are 2,600 operations.
+_LONG_OPS = 10_000
+# Steps that a trace has, from full batches of the data set.
+STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,19 +113,20 @@ def trace_all(request: Request, send: Send, trace: Tracer) -> None:
             loader_batch=request.batch if by_loader else None,
             quiet=position > 0,
         )
-        meta = load_trace(_timed(request, send, trace, job)).meta
+        first = load_trace(_timed(request, send, trace, job))
         if request.curve:
-            _curves(request, send, trace, job, meta)
+            _curves(request, send, trace, job, first)
 
 
-def _curves(request: Request, send: Send, trace: Tracer, job: Job, meta: dict[str, Any]) -> None:
+def _curves(request: Request, send: Send, trace: Tracer, job: Job, first: Trace) -> None:
+    meta = first.meta
     if meta.get("caught_out_of_memory"):
         text = "what the script does depends on where memory ends"
         return send("no-curve", gpu=job.gpu, axis="batch", text=text)
     if not meta.get("batch"):
         text = f"no batch size was found. {how_to_pass(request.target)}"
         return send("no-curve", gpu=job.gpu, axis="batch", text=text)
-    jobs = {"batch": _batch_jobs(request, job, meta), "seq": _seq_jobs(job, meta)}
+    jobs = {"batch": _batch_jobs(request, job, first), "seq": _seq_jobs(request, job, meta)}
     for axis, others in jobs.items():
         try:
             for other in others:
@@ -131,19 +137,27 @@ def _curves(request: Request, send: Send, trace: Tracer, job: Job, meta: dict[st
             send("no-curve", gpu=job.gpu, axis=axis, text=f"{kind}{error}")
 
 
-def _batch_jobs(request: Request, job: Job, meta: dict[str, Any]) -> Iterator[Job]:
-    loader = request.kind == "script" and job.batch is None
-    for size in other_sizes(meta["batch"]):
-        if loader:
-            of = meta["loader_batch"] if job.loader_batch is not None else meta["batch"]
+def _batch_jobs(request: Request, job: Job, first: Trace) -> Iterator[Job]:
+    meta = first.meta
+    own, batches = meta["batch"], meta.get("batches")
+    most = None if batches is None else own * batches // STEPS
+    sizes = other_sizes(own, most)
+    if len(first.ops.name) > _LONG_OPS and own > 1:
+        sizes = sizes[:1]
+    by_loader = request.kind == "script" and job.batch is None
+    of = meta["loader_batch"] if job.loader_batch is not None else own
+    for size in sizes:
+        if by_loader:
             yield Job(gpu=job.gpu, axis="batch", loader_batch=size, loader_batch_now=of, quiet=True)
         else:
             yield Job(gpu=job.gpu, axis="batch", batch=size, quiet=True)
 
 
-def _seq_jobs(job: Job, meta: dict[str, Any]) -> Iterator[Job]:
-    for seq in other_seqs(meta["seq"], meta["longest_seq"]) if meta.get("seq") else ():
-        yield Job(gpu=job.gpu, axis="seq", batch=job.batch, seq=seq, quiet=True)
+def _seq_jobs(request: Request, job: Job, meta: dict[str, Any]) -> Iterator[Job]:
+    """For those who care about the length, as it costs as much as the other curve."""
+    if meta.get("seq") and request.options.seq is not None:
+        for seq in other_seqs(meta["seq"], meta["longest_seq"]):
+            yield Job(gpu=job.gpu, axis="seq", batch=job.batch, seq=seq, quiet=True)
 
 
 def other_seqs(seq: int, longest: int) -> tuple[int, ...]:
