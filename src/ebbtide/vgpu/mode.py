@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from ebbtide.vgpu.clock import seconds_of
 from ebbtide.vgpu.costs import Cost
@@ -99,6 +100,8 @@ class VirtualMode(TorchDispatchMode):
         self._routes: dict[OpOverload, _Route] = {}
         self._workspaces: dict[tuple[str, bool, int], int] = {}
 
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Keep TorchDispatchMode from wrapping each call in `torch._dynamo.disable`.
@@ -120,6 +123,8 @@ class VirtualMode(TorchDispatchMode):
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         route = self._routes.get(func)
         if route is None:
+            if not isinstance(func, torch._ops.OpOverload):
+                return self._higher_order(func, args, kwargs)
             route = self._routes[func] = _Route(func, self._handler_for(func))
         if FakeTensor in types:
             for kind in types:
@@ -135,6 +140,16 @@ class VirtualMode(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         return self.run(func, args, kwargs)
+
+    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation over functions, such as `flex_attention`: fused, so only its outputs."""
+        self.note("higher-order", f"{func} is taken as fused: its outputs, and no time")
+        with self.fake_mode:
+            result = func(*args, **kwargs)
+        for item in tree_leaves(result):
+            if isinstance(item, FakeTensor) and item.fake_device.type == "cuda":
+                self.storages.add(item)
+        return result
 
     def _creates_fake(self, route: _Route, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         device = kwargs.get("device")
@@ -404,7 +419,9 @@ class VirtualMode(TorchDispatchMode):
         """Temporaries that come before output `position`; with `rest`, all later ones."""
         for item in kernel.scratch:
             if item.after_outputs == position or (rest and item.after_outputs > position):
-                row = self.tape.alloc(item.likely, item.low, item.high, WORKSPACE)
+                row = self.tape.alloc(
+                    item.likely, item.low, item.high, WORKSPACE, item.fallback
+                )
                 self.tape.free(row)
 
     def _hold_workspaces(self, kernel: Kernel) -> None:

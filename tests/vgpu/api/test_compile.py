@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -55,3 +56,19 @@ def test_torchscript(gpu: VirtualGpu) -> None:
 
     assert add(torch.zeros(2, device="cuda")).tolist() == [1.0, 1.0]
     assert "script" in gpu.guesses
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_flex_attention_is_taken_as_fused(gpu: VirtualGpu) -> None:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 1024, 1024, device="cuda")
+    q = torch.randn(2, 4, 1024, 64, device="cuda", requires_grad=True)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = torch.compile(flex_attention)(q, q, q, block_mask=mask)
+    # The scores alone would be 32 MiB.
+    assert torch.cuda.max_memory_allocated() - before < 8 << 20
+    out.sum().backward()
+    assert q.grad is not None and q.grad.shape == q.shape
+    assert "higher-order" in gpu.guesses

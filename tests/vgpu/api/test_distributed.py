@@ -131,3 +131,21 @@ def test_data_parallel_on_the_one_device(gpu: VirtualGpu) -> None:
     assert out.is_cuda and out.shape == (6, 2)
     out.sum().backward()
     assert model.module.weight.grad is not None
+
+
+def test_fully_sharded_with_one_process(gpu: VirtualGpu, group: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)]).cuda()
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_device_mesh(gpu: VirtualGpu, group: Any) -> None:
+    mesh = dist.device_mesh.init_device_mesh("cuda", (1,), mesh_dim_names=("dp",))
+    assert mesh.size() == 1 and mesh.get_group("dp") is not None

@@ -57,6 +57,16 @@ if dist.is_available():
             """The name the program gave."""
             return self.asked
 
+        @property
+        def group_name(self) -> str:
+            """The name by which PyTorch files it."""
+            return str(dist.distributed_c10d._world.pg_names[self])
+
+        @property
+        def pg_name(self) -> str:
+            """The same."""
+            return self.group_name
+
         def __repr__(self) -> str:
             return f"<LocalGroup standing in for {self.asked}>"
 

@@ -13,6 +13,7 @@ import torch
 from ebbtide.vgpu.ops import (
     accumulate,
     attention,
+    ctc,
     dynamic,
     foreach,
     outputs,
@@ -38,5 +39,6 @@ def register(mode: Any) -> torch.library.Library:
     """Take the place of CUDA's own dispatch stubs until the returned library is destroyed."""
     library = torch.library.Library("aten", "IMPL")
     attention.register(mode, library)
+    ctc.register(mode, library)
     recurrent.register(mode, library)
     return library
