@@ -1,8 +1,8 @@
 """Record a workload on the virtual GPU: phases, what each allocation is for, the trace.
 
-    with VirtualGpu("l4") as gpu, Recorder(gpu) as recorder:
-        train()
-    trace = recorder.trace()
+with VirtualGpu("l4") as gpu, Recorder(gpu) as recorder:
+train()
+trace = recorder.trace()
 """
 
 from __future__ import annotations

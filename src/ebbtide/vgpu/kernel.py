@@ -83,7 +83,8 @@ class KernelModel:
 
         Args:
             op_name: ATen's name without namespace and overload, e.g. ``"addmm"``.
-            args, kwargs: its arguments.
+            args: its arguments.
+            kwargs: those by name.
             result: what it returned.
         """
         inputs = meta_of(tuple(args) + tuple(kwargs.values()))

@@ -49,7 +49,7 @@ class Output:
     def of(cls, tensor: FakeTensor, same: int, alias: int) -> Output:
         """How `tensor` was made: input `same` itself, a view of input `alias`, or new (-1)."""
         made = cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.fake_device)
-        made.same, made.alias, made.offset = same, alias, tensor.storage_offset()
+        made.same, made.alias, made.offset = same, alias, int(tensor.storage_offset())
         if same >= 0 or alias >= 0:
             made.nbytes = 0
         elif made.nbytes:

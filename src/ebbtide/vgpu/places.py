@@ -173,7 +173,9 @@ class Places:
         if key in self._paths:
             return
 
-        def forget(_: Any, places: weakref.ref[Places] = weakref.ref(self)) -> None:
+        places = weakref.ref(self)
+
+        def forget(_: Any) -> None:
             alive = places()
             if alive is not None:  # the id may be another module's from now on
                 alive._paths.pop(key, None)

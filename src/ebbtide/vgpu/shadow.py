@@ -24,9 +24,7 @@ _VALUE = "_ebbtide_value"
 _CPU = torch.device("cpu")
 _aten = torch.ops.aten
 # Asked about unknown values, these are answered as if nothing were wrong.
-_ALL = frozenset(
-    {_aten.all.default, _aten.all.dim, _aten.all.dims, _aten._is_all_true.default}
-)
+_ALL = frozenset({_aten.all.default, _aten.all.dim, _aten.all.dims, _aten._is_all_true.default})
 _COUNT = frozenset(
     {
         _aten.sum.default,
@@ -60,7 +58,7 @@ def _soundness(func: Any, args: tuple[Any, ...]) -> bool | None:
     return None
 
 
-class Unknown(Exception):  # noqa: N818 - not an error: control flow inside this module
+class Unknown(Exception):
     """A value that nothing is known of."""
 
 
@@ -130,9 +128,7 @@ class Shadows:
             return _CPU
         return value
 
-    def follow(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Repeat `func` on the values of its arguments and keep what comes out."""
         if type(result) is not FakeTensor or torch.Tag.nondeterministic_seeded in func.tags:
             return

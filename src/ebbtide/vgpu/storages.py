@@ -18,7 +18,13 @@ from ebbtide.vgpu.tape import UNKNOWN, Tape
 
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
+    """A reference to a live storage that knows its address, its size and its row."""
+
     __slots__ = ("bytes", "key", "row")
+
+    key: int
+    bytes: int
+    row: int
 
 
 class Storages:

@@ -43,9 +43,7 @@ def _error(name: str, reason: str) -> VirtualGpuError:
     )
 
 
-def run_on_host(
-    mode: VirtualMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def run_on_host(mode: VirtualMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The outputs of `func` as fake tensors on the device of its first tensor.
 
     Raises:

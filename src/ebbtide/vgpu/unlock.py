@@ -137,11 +137,8 @@ class _State:
 
 def needed() -> bool:
     """Whether this process has no usable GPU, so that the locks matter."""
-    return not torch._C._cuda_isDriverSufficient() if _has_cuda_build() else True
-
-
-def _has_cuda_build() -> bool:
-    return hasattr(torch._C, "_cuda_isDriverSufficient")
+    driver_is_there = getattr(torch._C, "_cuda_isDriverSufficient", lambda: False)
+    return not driver_is_there()
 
 
 def virtual_functions(headers: Path) -> list[str]:
@@ -250,7 +247,10 @@ def _open_guard(registry: Any, names: list[str]) -> None:
 def _open_hooks(address: int, names: list[str]) -> None:
     table = _Table(address, len(names))
     zero = table[names.index(_ZERO_NAME)]
-    answers = dict.fromkeys(_ANSWERED_YES, _YES) | dict.fromkeys(_ANSWERED_ZERO, zero)
+    answers: dict[str, int | None] = {
+        **dict.fromkeys(_ANSWERED_YES, _YES),
+        **dict.fromkeys(_ANSWERED_ZERO, zero),
+    }
     for name, callback in _CALLBACKS.items():
         answers[name] = ctypes.cast(callback, _Word).value
     for name, function in answers.items():

@@ -1,9 +1,9 @@
 """The virtual GPU: a context in which `cuda` code runs on fake tensors.
 
-    with VirtualGpu("l4") as gpu:
-        model = Model().cuda()
-        ...
-        print(gpu.memory.max_memory_reserved())
+with VirtualGpu("l4") as gpu:
+model = Model().cuda()
+...
+print(gpu.memory.max_memory_reserved())
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ class VirtualGpu:
         self.kernels = KernelModel(
             self.spec, context or _context(self.spec, release), self.tape.names
         )
-        self.mode = VirtualMode(
-            self.fake_mode, self.tape, self.kernels, handler_for, self.guess
-        )
+        self.mode = VirtualMode(self.fake_mode, self.tape, self.kernels, handler_for, self.guess)
         self.places = self.mode.places
         self.memory = LiveMemory(
             self.tape,

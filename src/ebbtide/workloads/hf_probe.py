@@ -89,9 +89,9 @@ def _rows(result: Any) -> int | None:
             result = value
             break
     if isinstance(result, Tensor):
-        return result.numel() // result.shape[-1]
+        return int(result.numel() // result.shape[-1])
     if isinstance(result, (tuple, list)) and result:
         if isinstance(result[0], Tensor):
-            return sum(t.numel() // t.shape[-1] for t in result)
+            return sum(int(t.numel() // t.shape[-1]) for t in result)
         return _rows(result[0])
     return None

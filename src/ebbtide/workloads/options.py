@@ -127,7 +127,7 @@ class WorkloadOptions:
             )
 
 
-def _at_least(name: str, value: int, least: int) -> None:
+def _at_least(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name}: expected an integer of at least {least}, got {value!r}")
 

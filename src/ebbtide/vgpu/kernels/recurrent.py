@@ -21,7 +21,6 @@ differ, hence the spans.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -114,7 +113,11 @@ class Recurrent:
         kept = unit * _KEPT[self.mode] * self.layers
         low = kept * itemsize
         likely = low + inner * itemsize
-        high = likely + (inner * itemsize if dropout else 0) + unit * self.layers * (4 - min(itemsize, 4))
+        high = (
+            likely
+            + (inner * itemsize if dropout else 0)
+            + unit * self.layers * (4 - min(itemsize, 4))
+        )
         return low, likely, high
 
     def workspace_bytes(self, itemsize: int) -> Span:
@@ -127,8 +130,3 @@ class Recurrent:
         likely = low + self.matrix_elements() * itemsize
         gates = self.steps * self.batch * self.directions * self.gates * self.hidden
         return low, likely, likely + gates * itemsize
-
-
-def packed_rows(batch_sizes: Sequence[int]) -> tuple[int, int, int]:
-    """Steps, batch and rows of a packed batch."""
-    return len(batch_sizes), batch_sizes[0], sum(batch_sizes)

@@ -40,7 +40,9 @@ def _attention(
     same = query is key and key is value
     if mask is None and not need_weights and same:
         parts = linear(query, qkv_weight, qkv_bias).chunk(3, -1)
-        out = _sdpa(*(_heads(part, heads) for part in parts))
+        q, k, v = (_heads(part, heads) for part in parts)
+        out = _sdpa(q, k, v)
+        del q, k, v
         del parts
         joined = out.transpose(1, 2).reshape(query.shape[0], -1, width)
         del out

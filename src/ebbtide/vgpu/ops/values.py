@@ -28,7 +28,8 @@ def _equal(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if left is not None and right is not None:
         return torch.equal(left, right)
     mode.note("equal", "two tensors on the GPU were compared and taken as equal")
-    return args[0].shape == args[1].shape
+    same: bool = args[0].shape == args[1].shape
+    return same
 
 
 def _unscale(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
