@@ -103,7 +103,9 @@ def _bincount(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     mode.note("bincount", "`bincount` of unknown values: `minlength` bins")
     weights = args[1] if len(args) > 1 else None
-    return _empty(mode, args[0], [max(least, 1)], torch.float64 if weights is not None else torch.int64)
+    return _empty(
+        mode, args[0], [max(least, 1)], torch.float64 if weights is not None else torch.int64
+    )
 
 
 def _repeat_interleave(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:

@@ -48,7 +48,7 @@ def _run(
     net = Recurrent(
         mode=cell,
         inputs=data.shape[-1],
-        hidden=cx.shape[2] if projected else hx.shape[2],
+        hidden=cx.shape[2] if cx is not None else hx.shape[2],
         projection=hx.shape[2] if projected else 0,
         layers=layers,
         directions=2 if bidirectional else 1,
@@ -117,9 +117,7 @@ def _dropout_state(mode: Any, like: torch.Tensor) -> torch.Tensor:
     if state is None:
         mode.tape.event(SYNC)
         low, likely, high = DROPOUT_STATE
-        state = mode.new_tensor(
-            (likely,), like, torch.uint8, span=(low, high), category=WORKSPACE
-        )
+        state = mode.new_tensor((likely,), like, torch.uint8, span=(low, high), category=WORKSPACE)
         mode.library_state["cudnn-dropout"] = state
     return state
 
@@ -241,7 +239,9 @@ def _backward(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
     # Gradients that nobody gave are zeros; they live to the end.
     like = (output, hx, cx)
     given = [
-        mode.new_tensor(tuple(of.shape), data, of.dtype) if grad is None and of is not None else grad
+        mode.new_tensor(tuple(of.shape), data, of.dtype)
+        if grad is None and of is not None
+        else grad
         for grad, of in zip(grads, like, strict=True)
     ]
     copies = [_contiguous(mode, data, transposed), _contiguous(mode, given[0], transposed)]
@@ -306,7 +306,7 @@ def _flatten(mode: Any, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
 
 def _pack(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """`_pack_padded_sequence`: the lengths lie on the host and are known."""
-    data, lengths, first = args
+    data, lengths, _first = args
     known = mode.shadows.value(lengths, "the length of a sequence")
     counts: list[int] = known.tolist()
     if not counts or min(counts) <= 0:
