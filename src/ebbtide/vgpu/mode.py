@@ -80,7 +80,7 @@ class VirtualMode(TorchDispatchMode):
         handler_for: Callable[[OpOverload], Handler | None],
         note: Callable[[str, str], None],
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.fake_mode = fake_mode
         self.tape = tape
         self.kernels = kernels
@@ -112,7 +112,7 @@ class VirtualMode(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: OpOverload,
+        func: Any,
         types: tuple[type, ...],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
