@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     mend_torchvision()
     from measured import cases, gates, progress, rivals, table
     from measured.case import case_of
+    from measured.causes import cause
     from measured.rows import read_rows
     from measured.runner import result_of
 
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     bounds = gates.gates(results, others)
     if options.json:
         document = {
-            "rows": [result.to_json() for result in results],
+            "rows": [{**result.to_json(), "cause": cause(result)} for result in results],
             "bounds": [{"text": b.text, "found": b.found, "holds": b.holds} for b in bounds],
         }
         print(json.dumps(document, indent=1))

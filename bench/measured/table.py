@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
+from .causes import cause
 from .gates import Gate
 from .result import Result
 from .rows import MIB
@@ -22,8 +23,9 @@ def lines(results: Sequence[Result]) -> Iterator[str]:
         yield HEAD
         for result in members:
             yield _line(result)
-            if result.remark:
-                yield f"    {result.remark}"
+            for text in (result.remark, cause(result)):
+                if text:
+                    yield f"    {text}"
         yield f"  {_summary(members)}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from measured.causes import cause
 from measured.gates import Gate, gates
 from measured.result import Result
 from measured.rivals import read_rivals
@@ -162,3 +163,12 @@ def test_bounds_are_marked() -> None:
     )
     assert shown[0].split() == ["ok", "a:", "1"]
     assert shown[1].split() == ["FAIL", "b:", "2"]
+
+
+def test_a_large_error_has_its_cause() -> None:
+    off = result(0.3, group="qwen3 packed or MoE", name="qwen3-Qwen3-4B-FP8-in14336")
+    assert "untied" in cause(off)
+    assert cause(off) in "\n".join(lines([off]))
+    assert cause(result(0.05, name="schedtune-x")) == ""
+    assert cause(failed()) == ""
+    assert cause(result(0.5, name="nobody")) == ""
