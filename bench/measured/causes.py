@@ -17,7 +17,7 @@ _CAUSES = (
     (
         r"xmem-cerebras",
         "batches are padded to their longest line, which is not published: with other lengths "
-        "the same run reserves from 3.3 to 5.2 GiB",
+        "the same run reserves from 3.3 to 5.1 GiB",
     ),
     (
         r"xmem-",
@@ -25,8 +25,8 @@ _CAUSES = (
     ),
     (
         r"schedtune-",
-        "optimizer, torch, CUDA and driver are not stated: the context alone is from 0.3 to "
-        "1.7 GB, and Adam on vgg11 takes 1 GB more than plain SGD",
+        "optimizer, torch, CUDA and driver are not stated: contexts of that time were from 0.8 "
+        "to 1.4 GiB, and Adam on vgg11 takes 1 GiB more than plain SGD",
     ),
     (
         r"peft-",
