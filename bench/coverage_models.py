@@ -46,6 +46,7 @@ def main() -> int:
     cache = DATA / f"coverage_cpu_{args.suite}.json"
     cpu = _cached(cache, args.suite)
     todo = [n for n in chosen if n not in cpu or (args.retry and not cpu[n]["ok"])]
+    todo.sort(key=lambda n: n in cpu)
     if todo and not args.virtual_only:
 
         def keep(name: str, result: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -105,8 +106,15 @@ class TransformersModel:
             for name in ("max_position_embeddings", "n_positions", "max_seq_len")
             if isinstance(value := read(part, name), int) and value > 0
         ]
-        # RoBERTa's kind counts positions from behind the padding token.
-        return min([DEFAULT_SEQ, *(v - 2 if v == DEFAULT_SEQ + 2 else v for v in found)])
+        return min([DEFAULT_SEQ, *(length - self._offset() for length in found)])
+
+    def _offset(self) -> int:
+        """Positions that RoBERTa's kind leaves out: it counts from behind the padding token."""
+        members = vars(sys.modules[self.cls.__module__]).values()
+        counts = any(
+            "create_position_ids_from_input_ids" in vars(m) for m in members if isinstance(m, type)
+        )
+        return 1 + int(read(self.config, "pad_token_id") or 0) if counts else 0
 
     def _request(self, options: WorkloadOptions, batch: int, device: torch.device) -> Request:
         dtype = DTYPES[options.dtype] if options.amp is None else torch.float32

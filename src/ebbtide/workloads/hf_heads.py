@@ -89,7 +89,8 @@ def _look_up(mapping: Any, config: PretrainedConfig) -> type[PreTrainedModel] | 
     except (KeyError, TypeError, ValueError, AttributeError, ImportError):
         return None
     # A few types map to several classes; the first is the plain one.
-    return found[0] if isinstance(found, (tuple, list)) else found
+    cls: type[PreTrainedModel] = found[0] if isinstance(found, (tuple, list)) else found
+    return cls
 
 
 def _search_module(config: PretrainedConfig) -> type[PreTrainedModel] | None:

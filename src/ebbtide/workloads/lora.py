@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from torch import nn
 
 from ebbtide.errors import MissingExtraError, UsageError
@@ -34,7 +36,10 @@ def add_lora(model: nn.Module, lora: Lora) -> nn.Module:
         return _on_quantized(model, lora.r, targets)
     config = LoraConfig(r=lora.r, target_modules=targets)
     try:
-        adapted: nn.Module = get_peft_model(model, config)
+        with warnings.catch_warnings():
+            # peft asks Transformers for what newer releases call by another name.
+            warnings.simplefilter("ignore")
+            adapted: nn.Module = get_peft_model(model, config)
         return adapted
     except ValueError as error:
         raise UsageError(f"lora: {error}") from error

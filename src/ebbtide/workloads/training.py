@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -102,7 +103,10 @@ def enable_checkpointing(model: nn.Module, name: str) -> None:
         if enable is None:
             continue
         try:
-            enable()
+            with warnings.catch_warnings():
+                # Newer releases of Transformers call the same switch by another name.
+                warnings.simplefilter("ignore")
+                enable()
         except (AssertionError, NotImplementedError, ValueError) as error:
             raise UsageError(f"checkpointing: {name} does not support it: {error}") from error
         return

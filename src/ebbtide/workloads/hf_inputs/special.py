@@ -17,7 +17,7 @@ from ebbtide.workloads.hf_inputs.request import (
     image_size,
     patch_size,
 )
-from ebbtide.workloads.hf_inputs.vision import images, patches
+from ebbtide.workloads.hf_inputs.vision import images, patches, video
 
 
 def _bins_first(request: Request) -> Tensor:
@@ -44,13 +44,14 @@ def _image_pairs(request: Request) -> Tensor:
 
 def _one_image_each(request: Request) -> Tensor:
     """``[batch, 1, channels, height, width]``: a list of one image a sample."""
-    return images(request)[:, None]
+    return images(request).unsqueeze(1)
 
 
 def _length(request: Request) -> int:
     config: Any = request.config
     lags = getattr(config, "lags_sequence", None) or [0]
-    return int(config.context_length) + max(lags)
+    length: int = config.context_length + max(lags)
+    return length
 
 
 def _time_features(request: Request, steps: int) -> Tensor:
@@ -135,7 +136,8 @@ _TILED: dict[str, Maker] = {"pixel_values": _tiles, "image_sizes": _tiled_sizes}
 
 def _patches_each(request: Request) -> Tensor:
     """``[batch, patches, values of a patch]``."""
-    return patches(request).unflatten(0, (request.batch, -1))
+    result: Tensor = patches(request).unflatten(0, (request.batch, -1))
+    return result
 
 
 def _mono(request: Request) -> Tensor:
@@ -146,7 +148,8 @@ def _mono(request: Request) -> Tensor:
 def _square_patches(request: Request) -> Tensor:
     """``[patches of all images, channels, side, side]``."""
     side, _ = patch_size(request)
-    return patches(request).unflatten(-1, (channels(request), side, side))
+    result: Tensor = patches(request).unflatten(-1, (channels(request), side, side))
+    return result
 
 
 def _codes(request: Request) -> Tensor:
@@ -244,6 +247,9 @@ RULES: dict[str, dict[str, Maker]] = {
     "pe_audio": _MONO,
     "pe_audio_encoder": _MONO,
     "pixtral": _SIZES,
+    "timesformer": {"pixel_values": video},
+    "videomae": {"pixel_values": video},
+    "vivit": {"pixel_values": video},
     "pop2piano": {"input_ids": lambda r: None},
     "decision_transformer": _DECISIONS,
     "deepseek_vl_hybrid": {

@@ -1,0 +1,98 @@
+"""A small variant is of the same kind, consistent in itself, and small."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from ebbtide.workloads import hf_config
+from ebbtide.workloads.hf_heads import model_class
+from ebbtide.workloads.hf_inputs.request import parts
+from ebbtide.workloads.hf_mend import complete
+from ebbtide.workloads.shrink import MAX_LAYERS, VOCABULARY, shrink
+
+TYPES = [
+    "albert",
+    "bart",
+    "bert",
+    "clip",
+    "deepseek_v3",
+    "gemma3",
+    "gpt2",
+    "llama",
+    "llava",
+    "mixtral",
+    "qwen2_5_vl",
+    "swin",
+    "t5",
+    "vit",
+    "wav2vec2",
+    "whisper",
+]
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("divisor", [2, 8])
+def test_a_small_variant_is_built_and_is_smaller(name: str, divisor: int) -> None:
+    config = complete(hf_config.from_type(name))
+    small = shrink(config, divisor=divisor)
+    cls = model_class(config)
+    assert model_class(small) is cls
+    with torch.device("meta"):
+        counts = [sum(p.numel() for p in cls(c).parameters()) for c in (small, config)]
+    assert counts[0] * divisor < counts[1]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_the_original_is_left_as_it_was(name: str) -> None:
+    config = complete(hf_config.from_type(name))
+    before = copy.deepcopy(config.to_dict())
+    shrink(config)
+    assert config.to_dict() == before
+
+
+def test_each_kind_of_layer_remains() -> None:
+    text = shrink(hf_config.from_type("gemma3")).text_config
+    kinds = text.layer_types
+    assert set(kinds) == {"sliding_attention", "full_attention"}
+    assert len(kinds) == text.num_hidden_layers == 6 <= MAX_LAYERS
+
+
+def test_special_tokens_stay_apart_and_inside() -> None:
+    config = complete(hf_config.from_type("qwen2_5_vl"))
+    small = shrink(config)
+    names = ("image_token_id", "video_token_id", "vision_start_token_id")
+    ids = [getattr(small, name) for name in names]
+    assert len(set(ids)) == len(names) and all(0 <= i < VOCABULARY for i in ids)
+    assert small.text_config.vocab_size == VOCABULARY
+
+
+def test_rotary_sections_still_fill_half_a_head() -> None:
+    for divisor in (2, 8):
+        text = shrink(complete(hf_config.from_type("qwen2_5_vl")), divisor=divisor).text_config
+        head = text.hidden_size // text.num_attention_heads
+        assert sum(text.rope_parameters["mrope_section"]) == head // 2
+
+
+def test_images_are_four_patches_a_side() -> None:
+    assert shrink(hf_config.from_type("vit")).image_size == 4 * 16
+    assert shrink(hf_config.from_type("vit"), image=False).image_size == 224
+
+
+def test_published_gaps_are_filled() -> None:
+    """What a default configuration leaves open, and a checkpoint would state."""
+    assert complete(hf_config.from_type("t5")).decoder_start_token_id == 0
+    llava = complete(hf_config.from_type("llava"))
+    assert llava.text_config.vocab_size > llava.image_token_id
+    assert llava.text_config.vocab_size % 64 == 0
+    assert complete(hf_config.from_type("informer")).prediction_length > 0
+    qwen = complete(hf_config.from_type("qwen2_5_vl"))
+    assert qwen.vision_config.out_hidden_size == qwen.text_config.hidden_size
+
+
+def test_parts_are_walked_outermost_first() -> None:
+    config = hf_config.from_type("clip")
+    assert next(parts(config)).model_type == "clip"
+    assert {p.model_type for p in parts(config)} >= {"clip_text_model", "clip_vision_model"}
