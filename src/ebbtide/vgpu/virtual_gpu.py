@@ -48,6 +48,7 @@ _API = (
     "distributed",
     "graphs",
     "threads",
+    "profiling",
 )
 
 

@@ -143,3 +143,26 @@ def test_leaving_the_mode_makes_real_parameters(gpu: VirtualGpu) -> None:
         assert type(layer.weight) is nn.Parameter
         layer.double()
     assert layer.weight.dtype is torch.float64
+
+
+def test_parameters_can_be_made_from_their_own_type(gpu: VirtualGpu) -> None:
+    parameter = nn.Linear(2, 2).weight
+    made = type(parameter)(torch.zeros(3), requires_grad=False)
+    assert isinstance(made, nn.Parameter) and not made.requires_grad
+    state = {**parameter.__dict__, "requires_grad": True}
+    empty = type(parameter)(parameter.to("meta"), **state)
+    assert empty.is_meta and empty.device.type == "meta" and empty.requires_grad
+
+
+def test_accelerate_builds_and_offloads_empty_models(gpu: VirtualGpu) -> None:
+    accelerate = pytest.importorskip("accelerate")
+
+    with accelerate.init_empty_weights():
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    assert all(p.device.type == "meta" for p in model.parameters())
+    model.to_empty(device="cpu")
+    offloaded = accelerate.cpu_offload(model, execution_device=0)
+    assert offloaded(torch.randn(1, 64, device="cuda")).is_cuda
+    del offloaded
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() < 64 * 64 * 4

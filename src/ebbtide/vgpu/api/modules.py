@@ -34,6 +34,18 @@ def _new_parameter(vgpu: Surface, original: Callable[..., Any]) -> Callable[...,
     return __new__
 
 
+def _rebuilt(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Make ``type(parameter)(data, requires_grad=...)`` work, as libraries write it."""
+
+    def __new__(cls: type, *arguments: Any, **named: Any) -> Any:
+        first = arguments[0] if arguments else None
+        if isinstance(first, torch.Tensor) and "requires_grad" in named:
+            return Parameter(first.detach(), named["requires_grad"])
+        return original(cls, *arguments, **named)
+
+    return __new__
+
+
 def _move(parameter: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Apply `function` to a parameter; the result takes its place in the same object.
 
@@ -134,5 +146,6 @@ def copy_to_fake(vgpu: Surface, module: torch.nn.Module) -> torch.nn.Module:
 def install(vgpu: Surface, patches: PatchSet) -> None:
     """Make parameters fake and modules move in place."""
     patches.set(Parameter, "__new__", staticmethod(_new_parameter(vgpu, Parameter.__new__)))
+    patches.set(FakeTensor, "__new__", staticmethod(_rebuilt(FakeTensor.__new__)))
     patches.wrap(torch.nn.Module, "_apply", lambda original: _apply(vgpu, original))
     patches.wrap(_Lazy, "materialize", lambda original: _materialize(vgpu, original))
