@@ -107,7 +107,7 @@ def test_a_compressed_one_too(storages: Storages, layout: torch.layout) -> None:
             (2, 3) if layout is torch.sparse_csr else (3, 2),
             layout=layout,
             check_invariants=True,
-        )  # fmt: skip
+        )
     )
     assert storages.tape.alloc_bytes == [24, 16, 8]
 
