@@ -16,6 +16,7 @@ from ebbtide.vgpu.ops import (
     ctc,
     dynamic,
     foreach,
+    grouped,
     outputs,
     recurrent,
     transfer,
@@ -24,7 +25,7 @@ from ebbtide.vgpu.ops import (
 )
 
 _TABLE: dict[Any, Any] = {}
-for _module in (attention, dynamic, outputs, recurrent, transfer, transformer, values):
+for _module in (attention, dynamic, grouped, outputs, recurrent, transfer, transformer, values):
     _TABLE.update(_module.HANDLERS)
 for _overload in accumulate.OVERLOADS:
     _TABLE[_overload] = accumulate.over_first(_TABLE.get(_overload))
