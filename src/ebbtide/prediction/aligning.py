@@ -1,4 +1,7 @@
-"""Give traces at several batch sizes the same rows where only libraries' workspaces differ.
+"""Make traces at several batch sizes comparable where they differ in what does not matter.
+
+A data set may have two batches for an evaluation at one size and one at another: after
+the peak, such a difference can be cut off with all that follows.
 
 A reduction takes scratch space from some size on, a sort from another: an allocation
 that is there at one batch size and not at the next. Where the operations and all other
@@ -9,11 +12,12 @@ which costs nothing when they are replayed, and an ordinary row in a curve.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from ebbtide.trace.model import AllocTable, Category, Event, Ints, Trace
+from ebbtide.prediction.replaying import live_peak
+from ebbtide.trace.model import AllocTable, Category, Event, Ints, OpTable, Trace
 
 # Plain integers: comparing enumeration members would cost more than all the rest.
 _ALLOC, _FREE, _OP, _RECORD = map(int, (Event.ALLOC, Event.FREE, Event.OP, Event.RECORD_STREAM))
@@ -39,6 +43,58 @@ class _Read:
     moves: dict[Gap, list[tuple[int, Scratch]]]
     rows: dict[Scratch, int]
     kept: list[int]
+
+
+def without_syncs(trace: Trace) -> Trace:
+    """`trace` without host synchronisations: a progress line now and then, and no memory."""
+    kept = trace.event_kind != Event.SYNC
+    return replace(
+        trace,
+        event_kind=trace.event_kind[kept],
+        event_arg=trace.event_arg[kept],
+        event_extra=trace.event_extra[kept],
+    )
+
+
+def beginnings(traces: Sequence[Trace]) -> list[Trace] | None:
+    """The traces up to the last phase in which they still do the same operations.
+
+    None where that is nowhere, or where one of them has its peak only later.
+    """
+    names = [np.asarray(trace.names, object)[trace.ops.name] for trace in traces]
+    shared = min(len(each) for each in names)
+    same = np.ones(shared, bool)
+    for each in names[1:]:
+        same &= each[:shared] == names[0][:shared]
+    differing = np.flatnonzero(~same)
+    cuts = [_cut(trace, int(differing[0]) if len(differing) else shared) for trace in traces]
+    peaks = zip(traces, cuts, strict=True)
+    if any(_peak(trace) != _peak(cut) for trace, cut in peaks):
+        return None
+    return cuts
+
+
+def _cut(trace: Trace, op: int) -> Trace:
+    """`trace` up to the beginning of the phase that operation `op` belongs to."""
+    starts = np.flatnonzero(trace.event_kind == Event.PHASE)
+    number = trace.ops.phase[op] if op < len(trace.ops.phase) else len(trace.phases) - 1
+    end = int(starts[trace.event_arg[starts] == number][0])
+    kinds = trace.event_kind[:end]
+    ops, rows = int((kinds == Event.OP).sum()), int((kinds == Event.ALLOC).sum())
+    return replace(
+        trace,
+        ops=OpTable(**{each.name: getattr(trace.ops, each.name)[:ops] for each in fields(OpTable)}),
+        allocs=AllocTable(
+            **{each.name: getattr(trace.allocs, each.name)[:rows] for each in fields(AllocTable)}
+        ),
+        event_kind=kinds,
+        event_arg=trace.event_arg[:end],
+        event_extra=trace.event_extra[:end],
+    )
+
+
+def _peak(trace: Trace) -> int:
+    return live_peak(trace, trace.allocs.likely_bytes)
 
 
 def with_equal_rows(traces: Sequence[Trace]) -> list[Trace]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ebbtide.errors import EbbtideError
-from ebbtide.prediction.aligning import with_equal_rows
+from ebbtide.prediction.aligning import beginnings, with_equal_rows, without_syncs
 from ebbtide.prediction.growth import Growth
 from ebbtide.trace.model import Event, Guess, Ints, Trace
 
@@ -45,6 +45,7 @@ class Family:
             that it does not have, but another, are rows of 0 bytes.
         likely, low, high: bytes of each allocation.
         flops, moved_bytes: of each operation.
+        cut: whether the traces' ends were left out, because they do different things there.
     """
 
     trace: Trace
@@ -53,6 +54,7 @@ class Family:
     high: Growth
     flops: Growth
     moved_bytes: Growth
+    cut: bool = False
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -70,27 +72,37 @@ class Family:
 
     def guesses(self) -> tuple[Guess, ...]:
         """What the curve assumes beyond the traces."""
+        found = []
         bent = len(self.likely.bent)
+        listed = ", ".join(map(str, self.batches))
+        if self.cut:
+            found.append(
+                Guess(
+                    kind="curve-cut",
+                    text="The curve is of what comes up to the peak; after it the traces at batch "
+                    f"{listed} do different things.",
+                    count=1,
+                )
+            )
         if bent:
-            listed = ", ".join(map(str, self.batches))
-            return (
+            found.append(
                 Guess(
                     kind="curve-bent",
                     text=f"{bent} allocations do not grow evenly with the batch: what they are "
                     f"between and beyond the traced batches ({listed}) is drawn through those.",
                     count=bent,
-                ),
+                )
             )
-        if len(self.batches) == 2:
-            return (
+        elif len(self.batches) == 2:
+            found.append(
                 Guess(
                     kind="curve-unchecked",
                     text=f"The curve assumes that every allocation is affine in the batch, from "
                     f"traces at batch {self.batches[0]} and {self.batches[1]}.",
                     count=1,
-                ),
+                )
             )
-        return ()
+        return tuple(found)
 
 
 def family(traces: Mapping[int, Trace]) -> Family:
@@ -106,9 +118,8 @@ def family(traces: Mapping[int, Trace]) -> Family:
     if len(traces) not in (2, 3):
         raise ValueError(f"family: expected traces at 2 or 3 batch sizes, got {len(traces)}")
     batches = tuple(sorted(traces))
-    ordered = [traces[batch] for batch in batches]
-    if any(first_difference(ordered[0], other) is not None for other in ordered[1:]):
-        ordered = with_equal_rows(ordered)
+    whole = [traces[batch] for batch in batches]
+    ordered, cut = _comparable(whole)
     for batch, other in zip(batches[1:], ordered[1:], strict=True):
         where = first_difference(ordered[0], other)
         if where is not None:
@@ -127,7 +138,25 @@ def family(traces: Mapping[int, Trace]) -> Family:
         high=growth([trace.allocs.high_bytes for trace in ordered]),
         flops=growth([trace.ops.flops for trace in ordered]),
         moved_bytes=growth([trace.ops.moved_bytes for trace in ordered]),
+        cut=cut,
     )
+
+
+def _comparable(traces: list[Trace]) -> tuple[list[Trace], bool]:
+    """The traces as similar as they can be made, and whether their ends were cut off."""
+    if _alike(traces):
+        return traces, False
+    quiet = [without_syncs(trace) for trace in traces]
+    for candidates in (traces, quiet):
+        equal = with_equal_rows(candidates)
+        if _alike(equal):
+            return equal, False
+    begun = beginnings(quiet)
+    return (with_equal_rows(begun), True) if begun is not None else (traces, False)
+
+
+def _alike(traces: list[Trace]) -> bool:
+    return all(first_difference(traces[0], other) is None for other in traces[1:])
 
 
 def first_difference(one: Trace, other: Trace) -> str | None:

@@ -56,7 +56,7 @@ def predict_batches(
             _with_traced(each, traces, device, config, str(error))
             for each, device in zip(alone, devices, strict=True)
         )
-    if len(grown.trace.allocs.op) != len(trace.allocs.op) or why is not None:
+    if len(grown.trace.event_kind) != len(trace.event_kind) or why is not None:
         replays = Replays(grown.trace, config)  # its events are others than those of `trace`
     if why is not None:
         alone = [replace(each, guesses=(*each.guesses, why)) for each in alone]

@@ -87,7 +87,7 @@ class ScriptRun:
             self._listen(stopper)
             with self.loaders.watching(), stopper.watching():
                 started()
-                self._run()
+                self._run(stopper)
                 at_exit()
             self._check_memory()
             if stopper.timed_out:
@@ -104,7 +104,7 @@ class ScriptRun:
         self.recorder.on_step(after_step)
         self.recorder.on_forward(stopper.after_forward)
 
-    def _run(self) -> None:
+    def _run(self, stopper: Stopper) -> None:
         try:
             runpy.run_path(self.path, run_name="__main__")
         except StopWorkload:
@@ -112,12 +112,19 @@ class ScriptRun:
         except KeyboardInterrupt:
             raise
         except SystemExit as end:
-            if end.code not in (None, 0):
+            if end.code not in (None, 0) and not stopper.enough:
                 self._ended(end)
         except torch.OutOfMemoryError as error:
             raise OutOfVirtualMemoryError(str(error)) from error
         except BaseException as error:
-            self._failed(error)
+            if not stopper.enough:
+                self._failed(error)
+            # It checks results that it would have had, if its data had not ended early.
+            self.gpu.guess(
+                "ended",
+                f"{failure_of(self.name, error, shown=False)} after the steps that were needed: "
+                "what it would have done then is missing",
+            )
 
     def _ended(self, end: SystemExit) -> None:
         if self.gpu.memory.failures:
@@ -201,11 +208,19 @@ def reported(name: str) -> Iterator[None]:
         raise ScriptError(failure_of(name, error)) from error
 
 
-def failure_of(name: str, error: BaseException) -> str:
-    """One line on how the user's code failed; its traceback has been printed."""
+def failure_of(name: str, error: BaseException, shown: bool = True) -> str:
+    """One line on how the user's code failed.
+
+    Args:
+        name: of the code.
+        error: what it raised.
+        shown: whether its traceback has been printed.
+    """
     lines = str(error).strip().splitlines()
     text = f"{name} failed with {type(error).__name__}"
     text += f": {lines[0].rstrip('.')}" if lines else ""
+    if not shown:
+        return text
     if isinstance(error, EOFError):
         return f"{text}. A script is run without standard input: pass what it asks as arguments."
     return f"{text} (its traceback is above)"
