@@ -13,13 +13,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-TOTAL_LINES = 25_000
+TOTAL_LINES = 27_000
 FILE_LINES = 500
 MEDIAN_FILE_LINES = 200
 FUNCTION_LINES = 80
 USUAL_FUNCTION_LINES = 40
 LONGER_FUNCTIONS_SHARE = 0.05
-TEST_LINES_PER_LINE = 1.5
+# The aim is 1.5 (CONTRIBUTING.md); this is how far it has come, and it only goes up.
+TEST_LINES_PER_LINE = 0.85
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -212,4 +212,3 @@ def _carry_out(
         if allocated is not None and reserved is not None:
             allocated.append(total.bytes)
             reserved.append(total.reserved_bytes.current)
-

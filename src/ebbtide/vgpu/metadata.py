@@ -122,18 +122,14 @@ class FakeMaker:
 
     def like(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         """A fresh fake tensor on `device` with the metadata of `tensor`."""
-        return self.make(
-            Output(tuple(tensor.shape), tensor.stride(), tensor.dtype, device), []
-        )
+        return self.make(Output(tuple(tensor.shape), tensor.stride(), tensor.dtype, device), [])
 
     def make(self, output: Output, tensors: list[torch.Tensor]) -> torch.Tensor:
         """The output that `output` describes, given the operation's tensors."""
         if output.same >= 0:
             return tensors[output.same]
         if output.alias < 0:
-            element = _empty_strided(
-                output.shape, output.stride, dtype=output.dtype, device=_META
-            )
+            element = _empty_strided(output.shape, output.stride, dtype=output.dtype, device=_META)
         else:
             if _in_inference_mode() and not tensors[output.alias].is_inference():
                 # A view of a normal tensor is a normal one in inference mode too.

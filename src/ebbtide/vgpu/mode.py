@@ -268,9 +268,11 @@ class VirtualMode(TorchDispatchMode):
         excluded = torch._C._dispatch_tls_local_exclude_set()
         try:
             with torch._C._ForceDispatchKeyGuard(included, excluded):
-                return self.fake_mode.dispatch(func, (), args, kwargs)
+                result = self.fake_mode.dispatch(func, (), args, kwargs)
         except NO_RULE:
             return run_on_host(self, func, args, kwargs)
+        # Formulae in Python return named tuples, which are seen as a single output.
+        return tuple(result) if isinstance(result, tuple) else result
 
     def _note_outputs(self, kernel: Kernel | None, result: Any, wrap: type | None) -> None:
         items = result if wrap else (result,)
@@ -338,23 +340,17 @@ class VirtualMode(TorchDispatchMode):
             self.storages.add_new(made, output.nbytes, span, category)
         return made
 
-    def view_of(
-        self, base: torch.Tensor, shape: tuple[int, ...], offset: int
-    ) -> torch.Tensor:
+    def view_of(self, base: torch.Tensor, shape: tuple[int, ...], offset: int) -> torch.Tensor:
         """A contiguous view of the memory of `base`, `offset` elements from its start."""
         output = Output(shape, _contiguous(shape), base.dtype, base.device)
         output.alias, output.offset, output.nbytes = 0, offset, 0
         return self.maker.make(output, [base])
 
-    def record_only(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def record_only(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Write the launch of an operation whose outputs, if any, are made elsewhere."""
         self._use_scratch(self.launch(func, args, kwargs), 0, rest=True)
 
-    def launch(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Kernel:
+    def launch(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kernel:
         """Write the launch alone: outputs and temporaries are the caller's."""
         key = (func, *(_shapes(value) for value in (*args, *kwargs.values())))
         plan = self.plans.get(key)
@@ -419,9 +415,7 @@ class VirtualMode(TorchDispatchMode):
         """Temporaries that come before output `position`; with `rest`, all later ones."""
         for item in kernel.scratch:
             if item.after_outputs == position or (rest and item.after_outputs > position):
-                row = self.tape.alloc(
-                    item.likely, item.low, item.high, WORKSPACE, item.fallback
-                )
+                row = self.tape.alloc(item.likely, item.low, item.high, WORKSPACE, item.fallback)
                 self.tape.free(row)
 
     def _hold_workspaces(self, kernel: Kernel) -> None:
