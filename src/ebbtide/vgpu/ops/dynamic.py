@@ -67,6 +67,9 @@ def _masked_select(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _unique(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     tensor = args[0]
+    known = _with_values(mode, func, args, kwargs)
+    if known is not None:
+        return tuple(_place(mode, tensor, values) for values in known)
     mode.note("unique", "`unique` of values on the GPU: all are taken as different")
     count = tensor.numel()
     if func is _aten.unique_dim.default or func is _aten.unique_dim_consecutive.default:
