@@ -273,7 +273,7 @@ def litgpt_row(row: Row) -> Case | Unbuilt:
         if "-infer-" in row.id:
             litgpt.generate(model, device, meter)
         else:
-            litgpt.finetune(model, row, device)
+            litgpt.finetune(model, row, device, meter)
 
     return Case(
         row=row,

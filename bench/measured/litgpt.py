@@ -150,8 +150,9 @@ def _pack(model: nn.Module, *, packed_scales: bool) -> None:
                 setattr(parent, name, Nf4Linear(child, packed_scales=packed_scales))
 
 
-def finetune(model: nn.Module, row: Row, device: torch.device) -> None:
+def finetune(model: nn.Module, row: Row, device: torch.device, meter: Meter) -> None:
     """Two micro-batches and a step, twice."""
+    meter.reset_peak()  # litgpt packs each layer as it makes it
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(params, lr=3e-4, weight_decay=0.01)
     model.train()
