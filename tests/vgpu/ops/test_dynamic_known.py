@@ -35,3 +35,33 @@ def test_masks_of_known_values() -> None:
         assert mask.nonzero().shape == (10, 2)
         assert lengths.bincount(minlength=7).tolist() == [0, 0, 1, 1, 0, 1, 0]
         assert not {"nonzero", "mask", "bincount"} & set(gpu.guesses)
+
+
+@pytest.mark.parametrize(
+    ("shape", "where"),
+    [((64, 32), (slice(None),)), ((4, 8, 16), (slice(None), slice(None)))],
+)
+def test_a_number_put_under_a_mask_is_a_fill(
+    shape: tuple[int, ...], where: tuple[slice, ...]
+) -> None:
+    with VirtualGpu("l4") as gpu:
+        x = torch.randn(shape, device="cuda")
+        mask = x > 0
+        rows = mask.flatten(1).any(1)
+        last = mask.reshape(-1, shape[-1]).any(0)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        x[mask] = 0
+        x[rows] = -1.0
+        x[(*where, last)] = 2.0
+        assert torch.cuda.max_memory_allocated() == before
+        assert "nonzero" not in gpu.guesses
+        x[mask] = torch.zeros((), device="cuda")  # on the GPU: indices are found
+        assert "nonzero" in gpu.guesses
+
+
+def test_the_fill_writes_known_values() -> None:
+    with VirtualGpu("l4"):
+        x = torch.tensor([1, -2, 3], device="cuda")
+        x[x < 0] = 7
+        assert x.tolist() == [1, 7, 3]

@@ -14,6 +14,7 @@ import torch
 _aten = torch.ops.aten
 HANDLERS: dict[Any, Any] = {}
 _MASKS = (torch.bool, torch.uint8)
+_IN_PLACE = frozenset({_aten.index_put_.default, _aten._index_put_impl_.default})
 
 
 def _empty(mode: Any, like: torch.Tensor, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
@@ -84,11 +85,31 @@ def _unique(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
+def _fill_mask(tensor: torch.Tensor, indices: Any, rest: Any) -> torch.Tensor | None:
+    """The mask of ``x[mask] = number``, which is a fill and finds no indices.
+
+    As `canDispatchToMaskedFill` (TensorAdvancedIndexing.cpp): one mask and nothing else,
+    a single value, which Python's indexing leaves on the host, and no accumulation.
+    """
+    value, accumulate = rest[0], len(rest) > 1 and rest[1]
+    masks = [index for index in indices if index is not None]
+    if accumulate or len(masks) != 1 or value.numel() != 1 or value.device.type != "cpu":
+        return None
+    mask: torch.Tensor = masks[0]
+    before = next(i for i, index in enumerate(indices) if index is not None)
+    for _ in range(tensor.dim() - before - mask.dim()):
+        mask = mask.unsqueeze(-1)
+    return mask
+
+
 def _index(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Boolean masks become index tensors, as the CUDA kernel makes them by `nonzero`."""
     tensor, indices, *rest = args
     if not any(index is not None and index.dtype in _MASKS for index in indices):
         return mode.run(func, args, kwargs)
+    mask = _fill_mask(tensor, indices, rest) if func in _IN_PLACE else None
+    if mask is not None:
+        return mode.call(_aten.masked_fill_.Scalar, tensor, mask, rest[0].item())
     expanded: list[Any] = []
     for index in indices:
         if index is None or index.dtype not in _MASKS:
