@@ -243,8 +243,9 @@ class VirtualMode(TorchDispatchMode):
             views = outputs and all(o is None or o.same >= 0 or o.alias >= 0 for o in outputs)
             if route.mutable or not views:
                 plan.kernel = self.kernels.describe(route.name, fake_args, fake_kwargs, result)
-        if outputs is not None and len(outputs) == 1 and outputs[0] is not None:
-            plan.small = self.shadows.small(outputs[0].shape, outputs[0].dtype)
+        if outputs:
+            small = self.shadows.small
+            plan.small = all(o is not None and small(o.shape, o.dtype) for o in outputs)
         if plan.kernel is not None:
             self._launch(plan.kernel)
         self._note_outputs(plan.kernel, result, wrap)

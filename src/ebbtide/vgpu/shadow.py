@@ -130,7 +130,8 @@ class Shadows:
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Repeat `func` on the values of its arguments and keep what comes out."""
-        if type(result) is not FakeTensor or torch.Tag.nondeterministic_seeded in func.tags:
+        results = result if isinstance(result, tuple | list) else (result,)
+        if torch.Tag.nondeterministic_seeded in func.tags:
             return
         with _disable_current_modes(), torch.no_grad():
             try:
@@ -141,15 +142,19 @@ class Shadows:
                 }
                 value = func(*real_args, **real_kwargs)
             except Unknown:
-                self._guess(func, args, result)
+                if type(result) is FakeTensor:
+                    self._guess(func, args, result)
                 return
             except Exception:
                 # The operation itself succeeded on metadata; only its value is lost.
                 return
         if func._schema.is_mutable:
             value = real_args[0]
-        if isinstance(value, torch.Tensor) and value.shape == result.shape:
-            setattr(result, _VALUE, value)
+        values = value if isinstance(value, tuple | list) else (value,)
+        for fake, real in zip(results, values, strict=False):
+            if isinstance(real, torch.Tensor) and type(fake) is FakeTensor:
+                if real.shape == fake.shape:
+                    setattr(fake, _VALUE, real)
 
     def follow_lists(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Repeat an operation that changes its first list on those of its tensors that are known.

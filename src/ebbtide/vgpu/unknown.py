@@ -52,6 +52,7 @@ def run_on_host(mode: VirtualMode, func: Any, args: tuple[Any, ...], kwargs: dic
     name = func._schema.name
     fakes = [value for value in _leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     device = next((f.fake_device for f in fakes if isinstance(f, FakeTensor)), _CPU)
+    device = kwargs.get("device") or device
     size = sum(fake.numel() * fake.dtype.itemsize for fake in fakes)
     if size > _MOST_BYTES:
         raise _error(name, f"its arguments ({size} bytes) are too large to try it on the CPU")
@@ -94,6 +95,10 @@ def _real(mode: VirtualMode, value: Any) -> Any:
 
 
 def _fake(mode: VirtualMode, value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
+        parts = [mode.maker.like(part, device) for part in (value._indices(), value._values())]
+        with mode:
+            return torch.ops.aten._sparse_coo_tensor_unsafe.default(*parts, tuple(value.shape))
     if isinstance(value, torch.Tensor):
         return mode.maker.like(value, device)
     if isinstance(value, tuple | list):
