@@ -88,6 +88,12 @@ def test_lora_is_read_from_text(rank: int, names: list[str]) -> None:
     assert lora == Lora(r=rank, targets=tuple(names))
 
 
+@pytest.mark.parametrize("dropout", [-0.1, 1.0])
+def test_dropout_is_a_share(dropout: float) -> None:
+    with pytest.raises(UsageError, match="^lora dropout: expected 0 or more and below 1"):
+        Lora(r=8, dropout=dropout)
+
+
 @pytest.mark.parametrize("text", ["", "q_proj", "4.5,q_proj", "-3", "0"])
 def test_lora_needs_a_rank(text: str) -> None:
     with pytest.raises(UsageError, match="lora"):

@@ -33,8 +33,8 @@ def add_lora(model: nn.Module, lora: Lora) -> nn.Module:
     kind = getattr(getattr(model, "config", None), "model_type", None)
     targets = list(lora.targets) or list(known.get(kind, ())) or _layers(model)
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
-        return _on_quantized(model, lora.r, targets)
-    config = LoraConfig(r=lora.r, target_modules=targets)
+        return _on_quantized(model, lora, targets)
+    config = LoraConfig(r=lora.r, target_modules=targets, lora_dropout=lora.dropout)
     try:
         with warnings.catch_warnings():
             # peft asks Transformers for what newer releases call by another name.
@@ -60,23 +60,25 @@ class LoraOnQuantized(nn.Module):
     Args:
         base: the frozen layer.
         r: rank of the adapter.
+        dropout: of what goes into it.
     """
 
-    def __init__(self, base: QuantizedLinear, r: int) -> None:
+    def __init__(self, base: QuantizedLinear, r: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.base_layer = base
         self.lora_A = nn.Linear(base.in_features, r, bias=False)
         self.lora_B = nn.Linear(r, base.out_features, bias=False)
         nn.init.zeros_(self.lora_B.weight)
+        self.lora_dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x):  # type: ignore[no-untyped-def]
         """``[..., in]`` to ``[..., out]``; the adapter computes in its own dtype (fp32)."""
         result = self.base_layer(x)
-        added = self.lora_B(self.lora_A(x.to(self.lora_A.weight.dtype)))
+        added = self.lora_B(self.lora_A(self.lora_dropout(x.to(self.lora_A.weight.dtype))))
         return result + added.to(result.dtype)
 
 
-def _on_quantized(model: nn.Module, r: int, targets: list[str]) -> nn.Module:
+def _on_quantized(model: nn.Module, lora: Lora, targets: list[str]) -> nn.Module:
     """Adapters on our own quantised layers, which peft does not know."""
     for param in model.parameters():
         param.requires_grad_(False)
@@ -90,6 +92,6 @@ def _on_quantized(model: nn.Module, r: int, targets: list[str]) -> nn.Module:
         raise UsageError(f"lora: no quantised layer is named {' or '.join(targets)}")
     for name, module in chosen:
         parent, _, last = name.rpartition(".")
-        adapted = LoraOnQuantized(module, r).to(module.packed.device)
+        adapted = LoraOnQuantized(module, lora.r, lora.dropout).to(module.packed.device)
         setattr(model.get_submodule(parent), last, adapted)
     return model

@@ -24,13 +24,17 @@ class Lora:
         targets: names of the layers that get one, as peft's `target_modules` takes them;
             empty for peft's own choice by architecture, or every linear and
             convolution layer where it has none.
+        dropout: of what goes into the adapters; above 0 a second copy of it is kept.
     """
 
     r: int
     targets: tuple[str, ...] = ()
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         _at_least("lora rank", self.r, 1)
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"lora dropout: expected 0 or more and below 1, got {self.dropout!r}")
 
     @classmethod
     def parse(cls, text: str) -> Lora:
