@@ -83,6 +83,7 @@ def _cut(trace: Trace, op: int) -> Trace:
     ops, rows = int((kinds == Event.OP).sum()), int((kinds == Event.ALLOC).sum())
     return replace(
         trace,
+        phases=trace.phases[:number],
         ops=OpTable(**{each.name: getattr(trace.ops, each.name)[:ops] for each in fields(OpTable)}),
         allocs=AllocTable(
             **{each.name: getattr(trace.allocs, each.name)[:rows] for each in fields(AllocTable)}

@@ -58,7 +58,7 @@ def predict_target(
                 "need is not known. Choose an NVIDIA GPU; `ebbtide gpus` lists them."
             )
     if question.request.kind == "trace":
-        shared = [(_saved(question.request.target), list(question.gpus))]
+        shared = [(_saved(question.request), list(question.gpus))]
     else:
         shared = _traced(question, progress)
         if progress is not None:
@@ -98,9 +98,9 @@ def _traced(question: Question, progress: Progress | None) -> list[tuple[Traces,
     return [(traces[group[0].key], group) for group in [*shared, *([gpu] for gpu in alone)]]
 
 
-def _saved(path: str) -> Traces:
-    trace = load_trace(path)
-    return Traces(answer=trace, no_curve="a saved trace is at one batch size")
+def _saved(request: Request) -> Traces:
+    why = "a saved trace is at one batch size" if request.curve else ""
+    return Traces(answer=load_trace(request.target), no_curve=why)
 
 
 def answer(

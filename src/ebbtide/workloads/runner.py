@@ -23,6 +23,7 @@ from ebbtide.workloads.failures import unpack
 from ebbtide.workloads.request import Request
 
 Progress = Callable[[dict[str, Any]], None]
+_CHILD = ("-m", "ebbtide.workloads.child")
 # How long a workload may take to put its things away after Ctrl-C.
 _GOODBYE_S = 5.0
 
@@ -99,7 +100,7 @@ def _traces(messages: list[dict[str, Any]], gpu: str) -> Traces:
 
 def _messages(path: Path) -> Generator[dict[str, Any], None, None]:
     """The messages of a process that runs the request at `path`, until it is done."""
-    command = [sys.executable, "-m", "ebbtide.workloads.child", str(path)]
+    command = [sys.executable, *_CHILD, str(path)]
     # A session of its own: Ctrl-C comes here alone, and whatever it starts can be ended with it.
     process = subprocess.Popen(
         command,
