@@ -115,6 +115,25 @@ class Tape:
         self.kind.append(FREE)
         self.arg.append(row)
 
+    def again(self, row: int) -> None:
+        """The operation of `row` once more, on the current stream; it allocates nothing."""
+        new = len(self.op_name)
+        for column in (
+            self.op_name,
+            self.op_module,
+            self.op_line,
+            self.op_rate,
+            self.op_flops,
+            self.op_moved,
+            self.op_seconds,
+        ):
+            column.append(column[row])  # type: ignore[arg-type]
+        self.op_phase.append(self.phase)
+        self.op_stream.append(self.stream)
+        self.op = new
+        self.kind.append(OP)
+        self.arg.append(new)
+
     def event(self, kind: int, arg: int = 0, extra: int | None = None) -> None:
         """Any other event."""
         if extra is not None:

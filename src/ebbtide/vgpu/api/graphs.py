@@ -36,6 +36,7 @@ class CUDAGraph:
     def __init__(self, keep_graph: bool = False) -> None:
         self._pool: tuple[int, int] | None = None
         self._captured = False
+        self._rows = range(0)
 
     def capture_begin(
         self, pool: Any = None, capture_error_mode: str = "global", **options: Any
@@ -47,11 +48,14 @@ class CUDAGraph:
         Capture.vgpu.guess(
             "cuda-graph", "a CUDA graph was captured: run eagerly, in the common memory pool"
         )
+        first = len(Capture.vgpu.tape.op_name)
+        self._rows = range(first, first)
         self._pool = pool if pool is not None else Capture.new_pool()
 
     def capture_end(self) -> None:
         """End the capture."""
         Capture.going_on, self._captured = False, True
+        self._rows = range(self._rows.start, len(Capture.vgpu.tape.op_name))
 
     def instantiate(self) -> None:
         """Nothing to make."""
@@ -60,6 +64,8 @@ class CUDAGraph:
         """Run the captured work again: it allocates nothing."""
         if not self._captured:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        for row in self._rows:
+            Capture.vgpu.tape.again(row)
 
     def reset(self) -> None:
         """Forget the capture."""

@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ebbtide.errors import VirtualGpuError
 from ebbtide.gpus import Gpu
-from ebbtide.vgpu.clock import VirtualClock
+from ebbtide.vgpu.live_clock import LiveClock
 from ebbtide.vgpu.memory import LiveMemory
 from ebbtide.vgpu.mode import VirtualMode
+from ebbtide.vgpu.tape import Tape
 
 CUDA = torch.device("cuda", 0)
 # FakeTensorMode is not made for several threads at once: whoever uses it holds this.
@@ -25,7 +26,8 @@ class Surface(Protocol):
 
     spec: Gpu
     memory: LiveMemory
-    clock: VirtualClock
+    clock: LiveClock
+    tape: Tape
     fake_mode: FakeTensorMode
     mode: VirtualMode
 
