@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ebbtide.vgpu.tape import SYNC
+
 _aten = torch.ops.aten
 HANDLERS: dict[Any, Any] = {}
 _MASKS = (torch.bool, torch.uint8)
@@ -145,17 +147,28 @@ def _repeat_interleave(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return _empty(mode, repeats, [size], torch.int64)
 
 
-HANDLERS[_aten.nonzero.default] = _nonzero
-HANDLERS[_aten.masked_select.default] = _masked_select
-HANDLERS[_aten.repeat_interleave.Tensor] = _repeat_interleave
-HANDLERS[_aten.bincount.default] = _bincount
+def _recorded(handler: Any) -> Any:
+    """`handler`, with the launch written down; the host waits to learn the size."""
+
+    def run(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        mode.record_only(func, args, kwargs)
+        mode.tape.event(SYNC)
+        return handler(mode, func, args, kwargs)
+
+    return run
+
+
+HANDLERS[_aten.nonzero.default] = _recorded(_nonzero)
+HANDLERS[_aten.masked_select.default] = _recorded(_masked_select)
+HANDLERS[_aten.repeat_interleave.Tensor] = _recorded(_repeat_interleave)
+HANDLERS[_aten.bincount.default] = _recorded(_bincount)
 for _overload in (
     _aten._unique2.default,
     _aten.unique_dim.default,
     _aten.unique_consecutive.default,
     _aten.unique_dim_consecutive.default,
 ):
-    HANDLERS[_overload] = _unique
+    HANDLERS[_overload] = _recorded(_unique)
 for _overload in (
     _aten.index.Tensor,
     _aten.index_put.default,

@@ -72,8 +72,7 @@ def _attention(
 
 def _multi_head_attention(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     with mode:
-        out, weights = _attention(*args, **kwargs)
-        return out, weights if weights is not None else out.new_empty(0)
+        return _attention(*args, **kwargs)
 
 
 def _encoder_layer(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
