@@ -57,8 +57,11 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
         SnapshotError: the file is missing, truncated, of another kind or a newer version.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        # Opened here, because NumPy leaves a file open that is no archive.
+        with open(path, "rb") as file, zipfile.ZipFile(file):
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
         header = json.loads(arrays["header"].tobytes())
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
         raise SnapshotError(f"{os.fspath(path)} cannot be read as a trace: {error}") from error
