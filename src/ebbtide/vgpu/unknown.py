@@ -34,6 +34,8 @@ NO_RULE = (
 # Together the arguments may be this large: they become real for a moment.
 _MOST_BYTES = 1 << 30
 _CPU = torch.device("cpu")
+_aten = torch.ops.aten
+_ALIASES = (_aten.detach.default, _aten.alias.default)
 
 
 def _error(name: str, reason: str) -> VirtualGpuError:
@@ -50,6 +52,8 @@ def run_on_host(mode: VirtualMode, func: Any, args: tuple[Any, ...], kwargs: dic
         VirtualGpuError: there is no CPU kernel either, or the arguments are too large.
     """
     name = func._schema.name
+    if func in _ALIASES and args[0].layout is torch.sparse_coo:
+        return _sparse(mode, args[0], [args[0]._indices(), args[0]._values()])
     fakes = [value for value in _leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     device = next((f.fake_device for f in fakes if isinstance(f, FakeTensor)), _CPU)
     device = kwargs.get("device") or device
@@ -85,6 +89,8 @@ def _real(mode: VirtualMode, value: Any) -> Any:
         known = mode.shadows.known(value)
         if known is not None:
             return known.clone()
+        if value.layout is torch.sparse_coo:
+            return _real_sparse(value)
         real = torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype)
         return real.zero_()
     if isinstance(value, dict):
@@ -94,11 +100,32 @@ def _real(mode: VirtualMode, value: Any) -> Any:
     return _CPU if isinstance(value, torch.device) else value
 
 
+def _sparse(mode: VirtualMode, like: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
+    """A fake sparse tensor of the shape of `like` that consists of `parts`."""
+    with mode:
+        made: torch.Tensor = _aten._sparse_coo_tensor_unsafe.default(*parts, tuple(like.shape))
+    return made
+
+
+def _real_sparse(value: FakeTensor) -> torch.Tensor:
+    """As many elements, each in a place of its own: what can be merged or left out is kept."""
+    places, values = value._indices(), value._values()
+    numbers = torch.arange(places.shape[1])
+    rows = []
+    for extent in reversed(value.shape[: places.shape[0]]):
+        rows.append(numbers % extent)
+        numbers = numbers // extent
+    indices = torch.stack(rows[::-1]) if rows else torch.empty((0, places.shape[1]))
+    zeros = torch.zeros(tuple(values.shape), dtype=values.dtype)
+    return torch.sparse_coo_tensor(
+        indices.long(), zeros, tuple(value.shape), check_invariants=False
+    )
+
+
 def _fake(mode: VirtualMode, value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
         parts = [mode.maker.like(part, device) for part in (value._indices(), value._values())]
-        with mode:
-            return torch.ops.aten._sparse_coo_tensor_unsafe.default(*parts, tuple(value.shape))
+        return _sparse(mode, value, parts)
     if isinstance(value, torch.Tensor):
         return mode.maker.like(value, device)
     if isinstance(value, tuple | list):

@@ -39,11 +39,14 @@ def _to_copy(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
+    if tensor.layout is torch.sparse_coo:
+        return _bytes(tensor._indices()) + _bytes(tensor._values())
     return tensor.numel() * tensor.dtype.itemsize
 
 
 def _upload(source: torch.Tensor) -> str:
-    pinned = not isinstance(source, FakeTensor) and source.is_pinned()
+    dense = source.layout is torch.strided and not isinstance(source, FakeTensor)
+    pinned = dense and source.is_pinned()
     return "h2d-pinned" if pinned else "h2d"
 
 
