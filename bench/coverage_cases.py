@@ -30,8 +30,10 @@ GPU = "a100-80gb"
 # where one breaks the model. The numbers are parameters at most, so that a CPU copes.
 LEVELS: dict[str, tuple[Callable[[Any], Any], float]] = {
     "narrow": (lambda config: shrink(config), 1e9),
+    "slim": (lambda config: shrink(config, divisor=4), 5e8),
     "half": (lambda config: shrink(config, divisor=2), 5e8),
     "shallow": (lambda config: shrink(config, divisor=1), 4e8),
+    "full": (lambda config: config, 2.5e8),
 }
 # No other size helps: the class, a library, a default value or an input is missing.
 HOPELESS = re.compile("no model that is built|requires the|NoneType|needs the input|missing the")
