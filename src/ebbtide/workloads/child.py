@@ -77,7 +77,7 @@ def _scripts(request: Request, answers: Answers) -> None:
     def trace(job: Job, path: Path) -> None:
         def run(enforce: bool, quiet: bool) -> None:
             forks.run(
-                lambda: _script(request, job, path, forks, enforce),
+                lambda: script_trace(request, job, path, forks, enforce),
                 seconds=request.seconds,
                 quiet=quiet,
             )
@@ -93,18 +93,23 @@ def _scripts(request: Request, answers: Answers) -> None:
 
 
 def _forks(request: Request, answers: Answers) -> Forks:
-    """Forks that find imported what every one of them needs."""
-    from ebbtide.vgpu import api
-    from ebbtide.vgpu.virtual_gpu import VirtualGpu
     from ebbtide.workloads.stopping import STOP_SIGNAL
 
-    VirtualGpu(request.gpus[0])  # PyTorch imports SymPy and more for its fake tensors here
-    for module in pkgutil.iter_modules(api.__path__, f"{api.__name__}."):
-        importlib.import_module(module.name)
+    warm(request.gpus[0])
     return Forks(Path(request.folder), STOP_SIGNAL, close=(answers.descriptor,))
 
 
-def _script(request: Request, job: Job, path: Path, forks: Forks, enforce: bool) -> None:
+def warm(gpu: str) -> None:
+    """Import what every fork will need: 2 s that are paid once."""
+    from ebbtide.vgpu import api
+    from ebbtide.vgpu.virtual_gpu import VirtualGpu
+
+    VirtualGpu(gpu)  # PyTorch imports SymPy and more for its fake tensors here
+    for module in pkgutil.iter_modules(api.__path__, f"{api.__name__}."):
+        importlib.import_module(module.name)
+
+
+def script_trace(request: Request, job: Job, path: Path, forks: Forks, enforce: bool) -> None:
     from ebbtide.trace.file import save_trace
     from ebbtide.trace.model import Trace
     from ebbtide.vgpu.virtual_gpu import VirtualGpu

@@ -104,8 +104,9 @@ class Stopper:
 
         dataloader._BaseDataLoaderIter.__next__ = limited  # type: ignore[method-assign, assignment]
         before = signal.signal(STOP_SIGNAL, self._time_is_up)
-        mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {STOP_SIGNAL})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {STOP_SIGNAL})
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
