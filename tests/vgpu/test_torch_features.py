@@ -103,6 +103,7 @@ def test_vmap() -> None:
     assert torch.vmap(nn.Linear(4, 2).cuda())(_x(3, 5, 4)).shape == (3, 5, 2)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own use
 def test_gradients_as_functions() -> None:
     assert torch.func.grad(lambda t: (t**2).sum())(_x(3)).shape == (3,)
     assert torch.func.jacrev(torch.sin)(_x(3)).shape == (3, 3)
