@@ -49,7 +49,7 @@ class Request:
         options = data.pop("options")
         if options["lora"] is not None:
             lora = options["lora"]
-            options["lora"] = Lora(r=lora["r"], targets=tuple(lora["targets"]))
+            options["lora"] = Lora(**{**lora, "targets": tuple(lora["targets"])})
         version = data.pop("torch_version")
         plain: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
