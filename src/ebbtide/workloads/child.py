@@ -110,6 +110,18 @@ def warm(gpu: str) -> None:
 
 
 def script_trace(request: Request, job: Job, path: Path, forks: Forks, enforce: bool) -> None:
+    """Trace a script in this process, which is not to be used afterwards.
+
+    Args:
+        request: which script, with which arguments.
+        job: where, and at which batch size.
+        path: of the trace's file.
+        forks: told when the script starts.
+        enforce: whether memory ends where that of the GPU does.
+
+    Raises:
+        EbbtideError: the script failed, see `ScriptRun.trace`.
+    """
     from ebbtide.trace.file import save_trace
     from ebbtide.trace.model import Trace
     from ebbtide.vgpu.virtual_gpu import VirtualGpu
