@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 
@@ -67,23 +68,30 @@ def beginnings(traces: Sequence[Trace]) -> list[Trace] | None:
     for each in names[1:]:
         same &= each[:shared] == names[0][:shared]
     differing = np.flatnonzero(~same)
-    cuts = [_cut(trace, int(differing[0]) if len(differing) else shared) for trace in traces]
-    peaks = zip(traces, cuts, strict=True)
-    if any(_peak(trace) != _peak(cut) for trace, cut in peaks):
+    op = int(differing[0]) if len(differing) else shared
+    phases = {_phase_of(trace, op) for trace in traces}
+    if len(phases) > 1 or min(phases) < 1:
+        return None
+    cuts = [_cut(trace, min(phases)) for trace in traces]
+    if any(_peak(trace) != _peak(cut) for trace, cut in zip(traces, cuts, strict=True)):
         return None
     return cuts
 
 
-def _cut(trace: Trace, op: int) -> Trace:
-    """`trace` up to the beginning of the phase that operation `op` belongs to."""
-    starts = np.flatnonzero(trace.event_kind == Event.PHASE)
-    number = trace.ops.phase[op] if op < len(trace.ops.phase) else len(trace.phases) - 1
-    end = int(starts[trace.event_arg[starts] == number][0])
+def _phase_of(trace: Trace, op: int) -> int:
+    """The phase of operation `op`, the last where `trace` has ended before; -1 for none."""
+    return int(trace.ops.phase[op]) if op < len(trace.ops.phase) else len(trace.phases) - 1
+
+
+def _cut(trace: Trace, phase: int) -> Trace:
+    """`trace` up to the beginning of that phase."""
+    starts = (trace.event_kind == Event.PHASE) & (trace.event_arg == phase)
+    end = int(np.flatnonzero(starts)[0])
     kinds = trace.event_kind[:end]
     ops, rows = int((kinds == Event.OP).sum()), int((kinds == Event.ALLOC).sum())
     return replace(
         trace,
-        phases=trace.phases[:number],
+        phases=trace.phases[:phase],
         ops=OpTable(**{each.name: getattr(trace.ops, each.name)[:ops] for each in fields(OpTable)}),
         allocs=AllocTable(
             **{each.name: getattr(trace.allocs, each.name)[:rows] for each in fields(AllocTable)}
@@ -125,6 +133,8 @@ def _read(trace: Trace) -> _Read:
         on_row = kind in (_ALLOC, _FREE, _RECORD)
         if on_row and scratch[arg]:
             if kind == _ALLOC:
+                # What has been freed before it is there for it: only frees after it are alike.
+                freeing = _order_frees(read.fixed, freeing, len(read.fixed))
                 taken = sum(move == _ALLOC for move, _ in read.moves.get(gap, ()))
                 named[arg] = (*gap, taken)
                 read.rows[named[arg]] = arg
@@ -133,20 +143,35 @@ def _read(trace: Trace) -> _Read:
         gap = (arg, 0) if kind == _OP else (gap[0], gap[1] + 1)
         read.fixed.append((kind, int(number[arg]) if on_row else arg, extra))
         if kind != _FREE:
-            read.fixed[freeing:-1] = sorted(read.fixed[freeing:-1])
-            freeing = len(read.fixed)
-    read.fixed[freeing:] = sorted(read.fixed[freeing:])
+            freeing = _order_frees(read.fixed, freeing, len(read.fixed) - 1) + 1
+    _order_frees(read.fixed, freeing, len(read.fixed))
     return read
+
+
+def _order_frees(fixed: list[tuple[int, int, int]], start: int, end: int) -> int:
+    """Put a stretch of frees in ascending order. Returns its end."""
+    fixed[start:end] = sorted(fixed[start:end])
+    return end
 
 
 def _merged(
     moves: Sequence[dict[Gap, list[tuple[int, Scratch]]]],
 ) -> dict[Gap, list[tuple[int, Scratch]]] | None:
-    """The moves of all traces in each gap; None where one workspace is freed at two places."""
+    """The moves of all traces in each gap, in an order that holds for each of them.
+
+    None where there is no such order, or where one workspace is freed at two places.
+    """
     merged: dict[Gap, list[tuple[int, Scratch]]] = {}
     for gap in dict.fromkeys(gap for each in moves for gap in each):
-        found = sorted((each.get(gap, []) for each in moves), key=len, reverse=True)
-        merged[gap] = list(dict.fromkeys(move for each in found for move in each))
+        order: TopologicalSorter[tuple[int, Scratch]] = TopologicalSorter()
+        for each in moves:
+            found = each.get(gap, [])
+            for before, after in zip([None, *found], found, strict=False):
+                order.add(after, *([] if before is None else [before]))
+        try:
+            merged[gap] = list(order.static_order())
+        except CycleError:
+            return None
     every = [move for each in merged.values() for move in each]
     return merged if len(every) == len(set(every)) else None
 
