@@ -143,6 +143,14 @@ def test_everywhere_reaches_other_names_and_modules_imported_meanwhile() -> None
         del sys.modules["early"], sys.modules["late"]
 
 
+def test_one_replacement_cannot_stand_for_two() -> None:
+    new = object()
+    patches = PatchSet()
+    with pytest.raises(ValueError, match="of its own"):
+        patches.everywhere([(object(), new), (object(), new)])
+    assert len(patches) == 0
+
+
 def test_on_undo_runs_in_its_place() -> None:
     module = types.ModuleType("one")
     module.value = 1  # type: ignore[attr-defined]

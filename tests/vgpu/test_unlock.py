@@ -156,6 +156,29 @@ def test_importing_opens_nothing() -> None:
     assert done.stdout.strip() == "locked"
 
 
+FORKS = """
+import os
+import torch
+from ebbtide.vgpu.virtual_gpu import VirtualGpu
+
+def step():
+    with VirtualGpu("l4"):
+        torch.ones(3, device="cuda", requires_grad=True).sum().backward()
+
+step()
+child = os.fork()
+if child == 0:
+    step()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_may_run_backward_after_its_parent_has() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "7"
+
+
 def test_a_missing_symbol_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unlock, "_GET_HOOKS", "_ZN2at6detail9renamedEv")
     with pytest.raises(VirtualGpuError, match="a symbol is missing"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -123,7 +123,7 @@ def test_the_signal_ends_the_script() -> None:
     stopper, _ = made()
     handler = signal.getsignal(STOP_SIGNAL)
     with pytest.raises(StopWorkload), stopper.watching():
-        os.kill(os.getpid(), STOP_SIGNAL)
+        signal.pthread_kill(threading.get_ident(), STOP_SIGNAL)
         signal.pause()
     assert stopper.timed_out
     assert signal.getsignal(STOP_SIGNAL) == handler
@@ -133,7 +133,7 @@ def test_a_signal_that_came_early_is_kept() -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {STOP_SIGNAL})
     try:
         stopper, _ = made()
-        os.kill(os.getpid(), STOP_SIGNAL)
+        signal.pthread_kill(threading.get_ident(), STOP_SIGNAL)  # to this thread: others block nothing
         assert not stopper.timed_out
         with pytest.raises(StopWorkload), stopper.watching():
             signal.pause()

@@ -93,7 +93,13 @@ class PatchSet:
 
         Args:
             replacements: pairs of the old object and the new one.
+
+        Raises:
+            ValueError: a new object stands for two old ones, which could not be told
+                apart when they are put back.
         """
+        if len({id(new) for _, new in replacements}) < len(replacements):
+            raise ValueError("each object needs a replacement of its own")
         _swap_in_modules(replacements)
         backwards = [(new, old) for old, new in replacements]
         self._undo.append(lambda: _swap_in_modules(backwards))

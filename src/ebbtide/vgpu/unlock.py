@@ -217,10 +217,22 @@ def unlock() -> None:
         raise _unsupported(f"a symbol is missing ({error})") from error
     hooks = virtual_functions(root / "include")
     guard = guard_functions(root / "include")
+    _start_autograd()
     get_hooks.restype, get_hooks.argtypes = ctypes.c_void_p, []
     _open_guard(registry, guard)
     _open_hooks(get_hooks(), hooks)
     _State.opened = True
+
+
+def _start_autograd() -> None:
+    """Have the autograd engine count the devices while there is none.
+
+    At its first backward it starts a thread for each device, once, and from then on
+    refuses to run in forks of the process. The virtual GPU's backward runs in the
+    thread that calls it.
+    """
+    with torch.enable_grad():
+        torch.ones((), requires_grad=True).backward()
 
 
 def _registry() -> Any:

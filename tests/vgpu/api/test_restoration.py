@@ -214,3 +214,10 @@ def test_a_real_model_is_left_alone_by_a_fake_copy() -> None:
     assert all(value.grad is None for value in model.parameters())
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+def test_each_compiler_is_itself_again() -> None:
+    # The same wrapper once stood for all of them, and the last name won.
+    for name in ("script", "trace", "freeze", "optimize_for_inference"):
+        assert getattr(torch.jit, name).__name__ == name
+    assert torch.compile.__name__ == "compile"

@@ -17,6 +17,7 @@ from ebbtide.vgpu.patches import PatchSet
 
 _TEXT = "torch.compile was asked for: taken as eager, so memory and time are those of eager"
 _SCRIPT = "TorchScript was asked for: taken as eager"
+_SCRIPTING = (torch.jit.script, torch.jit.freeze, torch.jit.optimize_for_inference)
 
 
 class OptimizedModule(torch.nn.Module):
@@ -99,15 +100,11 @@ def _trace(vgpu: Surface) -> Callable[..., Any]:
 
 def install(vgpu: Surface, patches: PatchSet) -> None:
     """Replace the compilers by their inputs."""
-    compile, trace = _compile(vgpu), _trace(vgpu)
-    script = _script(vgpu, torch.jit.script)
     patches.everywhere(
         [
-            (torch.compile, compile),
-            (torch.jit.script, script),
-            (torch.jit.trace, trace),
-            (torch.jit.freeze, script),
-            (torch.jit.optimize_for_inference, script),
+            (torch.compile, _compile(vgpu)),
+            (torch.jit.trace, _trace(vgpu)),
+            *((function, _script(vgpu, function)) for function in _SCRIPTING),
         ]
     )
     patches.set(torch.nn.Module, "compile", _module_compile(vgpu))
