@@ -3,7 +3,6 @@ from __future__ import annotations
 import pickle
 import pickletools
 import struct
-import time
 import tracemalloc
 
 import pytest
@@ -204,7 +203,6 @@ def test_depth_costs_no_stack():
     ],
 )
 def test_keys_are_flat(key: bytes):
-    start = time.process_time()
     for code in (
         b"}" + key + b"Ns",
         b"}(" + key + b"Nu",
@@ -214,7 +212,6 @@ def test_keys_are_flat(key: bytes):
     ):
         with pytest.raises(SnapshotError):
             loads(b"\x80\x04" + code + b".")
-    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(
