@@ -16,6 +16,7 @@ from ebbtide.units import (
     format_bytes,
     format_seconds,
     parse_bytes,
+    parse_release,
 )
 
 sizes = st.integers(min_value=0, max_value=1 << 60)
@@ -168,3 +169,16 @@ class TestRange:
     def test_it_cannot_be_changed(self) -> None:
         with pytest.raises(AttributeError):
             Range.exact(1).low = 0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("version", "release"), [("2.13.0", (2, 13)), ("2.6.0+cu124", (2, 6)), ("2.14.0a0", (2, 14))]
+)
+def test_parse_release(version: str, release: tuple[int, int]) -> None:
+    assert parse_release(version) == release
+
+
+@pytest.mark.parametrize("version", ["", "latest", "v2.13", "2"])
+def test_no_release(version: str) -> None:
+    with pytest.raises(UsageError, match="is no version of torch"):
+        parse_release(version)

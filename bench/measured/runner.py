@@ -13,7 +13,13 @@ import torch
 
 from ebbtide.gpus import Gpu, context_bytes, find
 from ebbtide.units import MiB, Range
-from ebbtide.vgpu.allocator import AllocatorConfig, Block, CachingAllocator, OutOfMemory
+from ebbtide.vgpu.allocator import (
+    AllocatorConfig,
+    Block,
+    CachingAllocator,
+    OutOfMemory,
+    TieBreak,
+)
 from ebbtide.vgpu.kernels.context import KernelContext
 from ebbtide.vgpu.tape import ALLOC, EMPTY_CACHE, FREE, RECORD_STREAM, Tape
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
@@ -109,7 +115,7 @@ def _run_once(case: Case, workload: Workload) -> Figures:
         workload(torch.device("cuda"), meter)
         figures = Figures(
             allocated_peak=gpu.memory.max_memory_allocated(),
-            reserved=_reserved(gpu.tape, _limit(case, spec)),
+            reserved=_reserved(gpu.tape, _limit(case, spec), TieBreak.of((major, minor))),
             notes=meter.notes,
             seconds=time.perf_counter() - start,
         )
@@ -128,25 +134,30 @@ def _limit(case: Case, spec: Gpu) -> tuple[int, int] | None:
     return spec.usable_bytes, context_bytes(spec, (major, minor)).likely
 
 
-def _reserved(tape: Tape, limit: tuple[int, int] | None) -> Range:
+def _reserved(tape: Tape, limit: tuple[int, int] | None, tie_break: TieBreak) -> Range:
     low, likely, high = (
-        _replay(tape, sizes, limit) for sizes in (tape.alloc_low, tape.alloc_bytes, tape.alloc_high)
+        _replay(tape, sizes, limit, tie_break)
+        for sizes in (tape.alloc_low, tape.alloc_bytes, tape.alloc_high)
     )
     # A smaller workspace may leave holes that a larger one would have filled.
     return Range(min(low, likely), likely, max(high, likely))
 
 
-def _replay(tape: Tape, sizes: Sequence[int], limit: tuple[int, int] | None) -> int:
+def _replay(
+    tape: Tape, sizes: Sequence[int], limit: tuple[int, int] | None, tie_break: TieBreak
+) -> int:
     """The peak of what is reserved if the allocations had these sizes.
 
     Without a limit where the workload does not fit it even with the least workspaces.
     """
     total, other = limit or (None, 0)
-    allocator = CachingAllocator(total, config=AllocatorConfig(), other_bytes=other)
+    allocator = CachingAllocator(
+        total, config=AllocatorConfig(), other_bytes=other, tie_break=tie_break
+    )
     try:
         return _peak(tape, sizes, allocator)
     except OutOfMemory:
-        return _replay(tape, sizes, None)
+        return _replay(tape, sizes, None, tie_break)
 
 
 def _peak(tape: Tape, sizes: Sequence[int], allocator: CachingAllocator) -> int:

@@ -75,6 +75,18 @@ def parse_bytes(text: str) -> int:
     return round(float(match[1]) * factor)
 
 
+def parse_release(version: str) -> tuple[int, int]:
+    """Major and minor of a version of torch such as ``"2.13.0+cpu"``.
+
+    Raises:
+        UsageError: that is no version.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None:
+        raise UsageError(f"{version!r} is no version of torch. Write for example 2.13.0.")
+    return int(found[1]), int(found[2])
+
+
 def format_bytes(n: int | float) -> str:
     """`n` bytes in binary units, three significant figures or so: ``"13.8 GiB"``."""
     size = abs(n)

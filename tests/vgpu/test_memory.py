@@ -7,7 +7,7 @@ import torch
 
 from ebbtide.errors import EbbtideError
 from ebbtide.gpus import context_bytes, find
-from ebbtide.vgpu.allocator import AllocatorConfig
+from ebbtide.vgpu.allocator import AllocatorConfig, TieBreak
 from ebbtide.vgpu.memory import LiveMemory
 from ebbtide.vgpu.storages import Storages
 from ebbtide.vgpu.tape import Tape
@@ -21,7 +21,7 @@ def live() -> LiveMemory:
     tape = Tape()
     return LiveMemory(
         tape, Storages(tape), total_bytes=100 * MIB, other_bytes=10 * MIB,
-        config=AllocatorConfig(), enforce=False,
+        config=AllocatorConfig(), tie_break=TieBreak.ADDRESS, enforce=False,
     )  # fmt: skip
 
 

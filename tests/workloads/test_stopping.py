@@ -133,7 +133,7 @@ def test_a_signal_that_came_early_is_kept() -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {STOP_SIGNAL})
     try:
         stopper, _ = made()
-        signal.pthread_kill(threading.get_ident(), STOP_SIGNAL)  # to this thread: others block nothing
+        signal.pthread_kill(threading.get_ident(), STOP_SIGNAL)
         assert not stopper.timed_out
         with pytest.raises(StopWorkload), stopper.watching():
             signal.pause()

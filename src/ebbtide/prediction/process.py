@@ -8,13 +8,11 @@ a larger GPU. Where it does not fit, the figures are those of a GPU without a li
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 
-from ebbtide.errors import UsageError
 from ebbtide.gpus import Gpu, context_bytes
 from ebbtide.prediction.family import Sizes
 from ebbtide.prediction.replaying import (
@@ -27,7 +25,7 @@ from ebbtide.prediction.replaying import (
     replay,
 )
 from ebbtide.trace.model import Ints, Trace
-from ebbtide.units import Range
+from ebbtide.units import Range, parse_release
 from ebbtide.vgpu.allocator import AllocatorConfig
 
 
@@ -50,11 +48,7 @@ class Device:
         Raises:
             UsageError: that is no version.
         """
-        found = re.match(r"(\d+)\.(\d+)", torch_version)
-        if found is None:
-            raise UsageError(f"{torch_version!r} is no version of torch. Write for example 2.13.0.")
-        version = (int(found[1]), int(found[2]))
-        return cls(gpu=gpu, context_bytes=context_bytes(gpu, version))
+        return cls(gpu=gpu, context_bytes=context_bytes(gpu, parse_release(torch_version)))
 
     @property
     def usable_bytes(self) -> int:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ebbtide.trace.model import Event, Ints, Trace
-from ebbtide.vgpu.allocator import AllocatorConfig, Block, CachingAllocator, OutOfMemory
+from ebbtide.units import parse_release
+from ebbtide.vgpu.allocator import (
+    AllocatorConfig,
+    Block,
+    CachingAllocator,
+    OutOfMemory,
+    TieBreak,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +99,7 @@ def replay(
         limit: the GPU; without one, memory never runs out.
         config: the settings of ``PYTORCH_ALLOC_CONF``.
     """
-    return _run(_allocator(limit, config), trace, sizes)
+    return _run(_allocator(trace, limit, config), trace, sizes)
 
 
 def history(
@@ -105,7 +112,7 @@ def history(
     """The same run as `replay`, looked at after every event."""
     allocated: list[int] = []
     reserved: list[int] = []
-    allocator = _allocator(limit, config)
+    allocator = _allocator(trace, limit, config)
     total = _run(allocator, trace, sizes, allocated=allocated, reserved=reserved)
     return History(
         allocated=np.array(allocated, np.int64),
@@ -132,19 +139,23 @@ def largest_hole(
     trace: Trace, sizes: Ints, event: int, config: AllocatorConfig | None = None
 ) -> int:
     """Bytes of the largest cached block once `event` has happened, on a GPU without a limit."""
-    allocator = CachingAllocator(None, config=config)
+    allocator = _allocator(trace, None, config)
     _run(allocator, trace, sizes, end=event + 1)
     return allocator.largest_free_block()
 
 
-def _allocator(limit: Limit | None, config: AllocatorConfig | None) -> CachingAllocator:
+def _allocator(
+    trace: Trace, limit: Limit | None, config: AllocatorConfig | None
+) -> CachingAllocator:
+    tie_break = TieBreak.of(parse_release(trace.torch_version))
     if limit is None:
-        return CachingAllocator(None, config=config)
+        return CachingAllocator(None, config=config, tie_break=tie_break)
     return CachingAllocator(
         limit.usable_bytes,
         config=config,
         other_bytes=limit.context_bytes,
         context_bytes=limit.context_bytes,
+        tie_break=tie_break,
     )
 
 

@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 
-from ebbtide.vgpu.allocator import AllocatorConfig, CachingAllocator, OutOfMemory, memory_snapshot
+from ebbtide.vgpu.allocator import (
+    AllocatorConfig,
+    CachingAllocator,
+    OutOfMemory,
+    TieBreak,
+    memory_snapshot,
+)
 from ebbtide.vgpu.storages import Storages
 from ebbtide.vgpu.tape import ALLOC, EMPTY_CACHE, FREE, RECORD_STREAM, Tape
 
@@ -37,6 +43,7 @@ class LiveMemory:
         total_bytes: int,
         other_bytes: int,
         config: AllocatorConfig,
+        tie_break: TieBreak,
         enforce: bool,
     ) -> None:
         self._tape = tape
@@ -47,7 +54,10 @@ class LiveMemory:
         self.total_bytes = total_bytes
         self.other_bytes = other_bytes
         self.allocator = CachingAllocator(
-            total_bytes if enforce else None, config=config, other_bytes=other_bytes
+            total_bytes if enforce else None,
+            config=config,
+            other_bytes=other_bytes,
+            tie_break=tie_break,
         )
 
     def catch_up(self) -> CachingAllocator:

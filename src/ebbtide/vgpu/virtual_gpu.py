@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import re
 from contextlib import ExitStack
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -23,8 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ebbtide.errors import VirtualGpuError
 from ebbtide.gpus import Gpu, context_bytes, find
+from ebbtide.units import parse_release
 from ebbtide.vgpu import unlock, verified
-from ebbtide.vgpu.allocator import AllocatorConfig, OutOfMemory
+from ebbtide.vgpu.allocator import AllocatorConfig, OutOfMemory, TieBreak
 from ebbtide.vgpu.kernel import KernelModel
 from ebbtide.vgpu.kernels.context import KernelContext
 from ebbtide.vgpu.live_clock import LiveClock
@@ -54,8 +54,7 @@ _API = (
 
 def torch_release() -> tuple[int, int]:
     """Major and minor version of the installed torch."""
-    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    return parse_release(torch.__version__)
 
 
 class VirtualGpu:
@@ -104,6 +103,7 @@ class VirtualGpu:
             total_bytes=self.spec.usable_bytes,
             other_bytes=context_bytes(self.spec, release).likely,
             config=allocator or AllocatorConfig.from_env(os.environ),
+            tie_break=TieBreak.of(release),
             enforce=enforce,
         )
         if enforce:

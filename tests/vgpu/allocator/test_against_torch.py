@@ -76,3 +76,17 @@ def test_another_rule_for_ties_would_not_do(oracle: ModuleType):
         work = oracle.Workload(kept["config"], kept["capacity"], kept["lines"])
         wrong += bool(oracle.compare(work, kept["answers"], kept["state"], TieBreak.ADDRESS))
     assert wrong > 0
+
+
+@pytest.mark.parametrize(
+    ("release", "rule"),
+    [
+        ((2, 6), TieBreak.ADDRESS),
+        ((2, 11), TieBreak.ADDRESS),
+        ((2, 12), TieBreak.BLOCK_AGE),
+        ((2, 13), TieBreak.SEGMENT_AGE),
+        ((3, 0), TieBreak.SEGMENT_AGE),
+    ],
+)
+def test_each_release_has_its_rule_for_ties(release: tuple[int, int], rule: TieBreak):
+    assert TieBreak.of(release) is rule

@@ -31,6 +31,13 @@ class TieBreak(Enum):
     SEGMENT_AGE = "segment age"
     """The block whose segment is oldest: torch from 2.13 on (pytorch/pytorch#183591)."""
 
+    @classmethod
+    def of(cls, release: tuple[int, int]) -> TieBreak:
+        """The rule of a torch release, such as ``(2, 13)``."""
+        if release < (2, 12):
+            return cls.ADDRESS
+        return cls.BLOCK_AGE if release < (2, 13) else cls.SEGMENT_AGE
+
 
 class Reservation:
     """Address space of one expandable segment, of which pages are mapped on demand.
