@@ -6,7 +6,6 @@ import gc
 import re
 import time
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -102,12 +101,7 @@ def _run_once(case: Case, workload: Workload) -> Figures:
     capability = spec.compute_capability
     if capability is None:
         raise ValueError(f"{case.row.id}: {spec.name} is no CUDA device")
-    context = KernelContext(
-        capability=capability,
-        torch_version=(major, minor),
-        sm_count=spec.sm_count,
-        environment=MappingProxyType(dict(case.environment)),
-    )
+    context = KernelContext.of(capability, (major, minor), spec.sm_count, case.environment)
     with VirtualGpu(
         spec, torch_version=(major, minor), allocator=AllocatorConfig(), context=context
     ) as gpu:

@@ -12,7 +12,7 @@ import importlib
 import logging
 import os
 from contextlib import ExitStack
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -222,12 +222,7 @@ def _context(spec: Gpu, release: tuple[int, int]) -> KernelContext:
             f"{spec.name} is no CUDA device: its memory figures are in the catalogue, "
             "but no workload can be traced on it. Choose an NVIDIA GPU."
         )
-    return KernelContext(
-        capability=capability,
-        torch_version=release,
-        sm_count=spec.sm_count,
-        environment=MappingProxyType(dict(os.environ)),
-    )
+    return KernelContext.of(capability, release, spec.sm_count, os.environ)
 
 
 __all__ = ["FakeTensor", "VirtualGpu", "torch_release"]

@@ -6,6 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+# What the wheels on PyPI were built with and require, since each release: CUDA and cuDNN
+# (Requires-Dist of torch 2.0.1 to 2.13.0, read 2026-12-01).
+_BUILDS = (
+    ((2, 12), (13, 0), 92000),
+    ((2, 11), (13, 0), 91900),
+    ((2, 8), (12, 8), 91002),
+    ((2, 7), (12, 6), 90501),
+    ((2, 5), (12, 4), 90100),
+    ((2, 4), (12, 1), 90100),
+    ((2, 1), (12, 1), 8902),
+    ((2, 0), (11, 7), 8500),
+    ((0, 0), (11, 7), 8500),
+)
+# CUDA C programming guide, table "Technical specifications per compute capability".
+_THREADS_PER_SM = {75: 1024, 86: 1536, 87: 1536, 89: 1536, 120: 1536, 121: 1536}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelContext:
@@ -30,6 +46,26 @@ class KernelContext:
     matmul_allow_tf32: bool = False
     deterministic: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+
+    @classmethod
+    def of(
+        cls,
+        capability: tuple[int, int],
+        torch_version: tuple[int, int],
+        sm_count: int,
+        environment: Mapping[str, str],
+    ) -> KernelContext:
+        """That of a GPU under the wheel of a torch release from PyPI, with default switches."""
+        _, cuda, cudnn = next(build for build in _BUILDS if torch_version >= build[0])
+        return cls(
+            capability=capability,
+            torch_version=torch_version,
+            cudnn_version=cudnn,
+            cuda_version=cuda,
+            sm_count=sm_count,
+            threads_per_sm=_THREADS_PER_SM.get(capability[0] * 10 + capability[1], 2048),
+            environment=MappingProxyType(dict(environment)),
+        )
 
     @property
     def sm(self) -> int:
