@@ -1,12 +1,10 @@
 """The `xmem-*` rows: four training iterations of a torchvision or Transformers model.
 
 The loop is that of Stone-ResearchLife/xMem (exp/trainer/train_loop.py @ 0fa57ba6): a model
-for images goes to the device before its optimizer is made, a language model after; outputs and
-loss of an iteration live until the next one replaces them; a language model's batch has
-input_ids, attention_mask and labels, of which most are padded to 128 tokens. Gradients are
-dropped between forward and backward: the rows' files say `zero_grad_mode: null`, the code that
-trains on the GPU passes none, and the trainer's own default is 1 (exp/trainer/__init__.py,
-trainer.py @ 5aad72f7). torch 2.6.0 and Transformers 4.51.3 (paper_container/config.py).
+for images goes to the device before its optimizer is made, a language model after; gradients
+are dropped before the batch is loaded; outputs and loss of an iteration live until the next
+one replaces them; a language model's batch has input_ids, attention_mask and labels, of which
+most are padded to 128 tokens. torch 2.6.0 and Transformers 4.51.3 (paper_container/config.py).
 """
 
 from __future__ import annotations
@@ -91,10 +89,10 @@ def train_vision(row: Row, device: torch.device, *, image: int = IMAGE) -> None:
     batch = row.batch or 1
     for _ in range(ITERATIONS):
         inputs, labels = torch.randn(batch, 3, image, image), torch.randint(0, 10, (batch,))
+        optimizer.zero_grad()
         inputs, labels = inputs.to(device), labels.to(device)
         outputs = model(inputs)
         loss = criterion(outputs, labels)
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         _, preds = torch.max(outputs, 1)
@@ -142,9 +140,9 @@ def train_language(row: Row, device: torch.device, *, seqs: tuple[int, ...] | No
     for seq in seqs or (LONGEST,) * ITERATIONS:
         ids = torch.randint(0, vocab, (row.batch or 1, seq))
         host = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+        optimizer.zero_grad()
         batch = {key: value.to(device) for key, value in host.items()}
         outputs = model(**batch)
-        optimizer.zero_grad()
         loss = outputs.loss
         loss.backward()
         optimizer.step()
