@@ -21,7 +21,7 @@ EXIT_CODES = {
     "SnapshotError": 2,
     "MissingExtraError": 2,
     "ScriptError": 2,
-    "VirtualGpuError": 1,
+    "VirtualGpuError": 2,
     "DoesNotFitError": 1,
 }
 

@@ -8,6 +8,7 @@
     │   └── MissingExtraError     an optional dependency is not installed
     ├── ScriptError           the user's own program failed while it was recorded (exit code 2)
     ├── VirtualGpuError       the virtual GPU cannot work on this machine or torch version
+    │                         (exit code 2: nothing is known about fitting)
     └── DoesNotFitError       raised by `assert_fits` (exit code 1)
 
 Every message says what happened, with the numbers, and what to do next.
@@ -64,6 +65,8 @@ class ScriptError(EbbtideError):
 
 class VirtualGpuError(EbbtideError):
     """The virtual GPU cannot work here; the message names the torch versions that do."""
+
+    exit_code = 2
 
 
 class DoesNotFitError(EbbtideError, AssertionError):

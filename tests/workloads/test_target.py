@@ -81,8 +81,13 @@ def test_a_missing_script_names_its_neighbours(script: str) -> None:
 
 def test_a_folder_is_no_script(tmp_path: Path) -> None:
     (tmp_path / "dir.py").mkdir()
-    with pytest.raises(TargetError, match="There is no file"):
+    with pytest.raises(TargetError, match=r"dir\.py' is a folder"):
         resolve(str(tmp_path / "dir.py"))
+
+
+def test_an_empty_target_is_not_the_working_directory() -> None:
+    with pytest.raises(TargetError, match="The target is empty"):
+        resolve("")
 
 
 @pytest.mark.parametrize("option", OTHERS)

@@ -2,12 +2,15 @@
 
 Exit codes: 0 fits or done, 1 does not fit or failed, 2 wrong usage. A verb ends
 with another code than 0 by ``raise typer.Exit(code)``; an `EbbtideError` ends
-the command with its message on stderr and its own exit code.
+the command with its message on stderr and its own exit code. Anything else that
+is raised is a bug of ours: its traceback is shown, and the code is 2, because 1
+would say that something does not fit.
 """
 
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,7 +20,10 @@ import typer
 
 from ebbtide._version import __version__
 from ebbtide.cli.grouped import GroupedCommand
+from ebbtide.cli.streams import open_standard_streams
 from ebbtide.errors import EbbtideError
+
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 or 2 (130 after Ctrl-C).
     """
+    open_standard_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         build(args)(args=args, prog_name="ebbtide")
@@ -72,6 +79,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EbbtideError as error:
         print(f"ebbtide: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:  # while a verb is imported; typer sees to the rest
+        return _INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        print(
+            "ebbtide: This is a bug of Ebbtide. Please report it with the lines above.",
+            file=sys.stderr,
+        )
+        return 2
     return 0
 
 

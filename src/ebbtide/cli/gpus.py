@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ebbtide.cli.streams import writing
 from ebbtide.errors import UsageError
 from ebbtide.gpus import Gpu, candidates, catalogue, context_bytes, find
 from ebbtide.gpus.importing import Offer, problems_by_text
@@ -179,10 +180,11 @@ def _print(
     table: Callable[[Sequence[Any]], Table],
     as_json: bool,
 ) -> None:
-    if as_json:
-        print(json.dumps(entries, indent=2))
-    elif found:
-        Console().print(table(found))
+    with writing():
+        if as_json:
+            print(json.dumps(entries, indent=2))
+        elif found:
+            Console().print(table(found))
 
 
 def _new_table(gap: int = 2) -> Table:

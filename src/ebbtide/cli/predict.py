@@ -15,6 +15,7 @@ from rich.console import Console
 from ebbtide.cli import predict_options as option
 from ebbtide.cli.progress import Progress
 from ebbtide.cli.render_predict import render
+from ebbtide.cli.streams import writing
 from ebbtide.errors import UsageError
 from ebbtide.gpus import Gpu, catalogue, find
 from ebbtide.prediction.curve import BATCHES
@@ -88,11 +89,12 @@ def predict(
         _write(html, report(predictions, title=" ".join([target, *(args or [])])))
     if save is not None:
         save_trace(traces[0], save)
-    if as_json:
-        found: list[dict[str, Any]] = [each.to_json() for each in predictions]
-        print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
-    else:
-        render(predictions, Console())
+    with writing():
+        if as_json:
+            found: list[dict[str, Any]] = [each.to_json() for each in predictions]
+            print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
+        else:
+            render(predictions, Console())
     raise typer.Exit(0 if all(each.fits for each in predictions) else 1)
 
 
@@ -149,6 +151,8 @@ def _check_outputs(html: Path | None, save: Path | None, force: bool) -> None:
         raise UsageError(f"--save: name it {save.stem}{TRACE_SUFFIX}, so that it can be a TARGET.")
     if html is not None:
         plotly_js()  # says what to install
+    if html is not None and save is not None and html.resolve() == save.resolve():
+        raise UsageError(f"--html and --save both name {html}. Give each a file of its own.")
     for path in (html, save):
         if path is None:
             continue

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ebbtide.cli.streams import writing
 from ebbtide.errors import UsageError
 from ebbtide.trace.snapshot import Snapshot, read_snapshot
 from ebbtide.trace.snapshot_replay import DeviceReplay, replay_record
@@ -48,10 +49,11 @@ def replay(
     for number in _devices(read, device):
         with talk.status(f"Replaying GPU {number}"):
             replays.append(replay_record(read.devices[number], read.config))
-    if as_json:
-        print(json.dumps(_json(replays), indent=2))
-    else:
-        _print(replays, Console())
+    with writing():
+        if as_json:
+            print(json.dumps(_json(replays), indent=2))
+        else:
+            _print(replays, Console())
     if not all(one.same for one in replays):
         raise typer.Exit(1)
 

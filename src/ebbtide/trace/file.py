@@ -63,6 +63,8 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
             with np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
         header = json.loads(arrays["header"].tobytes())
+    except FileNotFoundError as error:
+        raise SnapshotError(f"There is no file {os.fspath(path)!r}.") from error
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
         raise SnapshotError(f"{os.fspath(path)} cannot be read as a trace: {error}") from error
     if not isinstance(header, dict) or header.get("format") != _FORMAT:

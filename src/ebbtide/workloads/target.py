@@ -43,6 +43,8 @@ def resolve(
     options = options if options is not None else WorkloadOptions()
     if not seconds > 0:
         raise UsageError(f"--seconds: expected a time above zero, got {seconds:g}")
+    if not target:
+        raise TargetError("The target is empty. Name a script, a model or a checkpoint.")
     common: dict[str, Any] = {"curve": curve, "seconds": seconds, "options": options}
     if target.endswith(".py"):
         return _script(target, args, options, common)
@@ -71,6 +73,8 @@ def _script(
     target: str, args: tuple[str, ...], options: WorkloadOptions, common: dict[str, Any]
 ) -> Request:
     path = Path(target)
+    if path.is_dir():
+        raise TargetError(f"{target!r} is a folder. Name a script in it.")
     if not path.is_file():
         near = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
         hint = f" Scripts there: {', '.join(near[:6])}." if near else ""
