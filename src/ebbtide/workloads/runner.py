@@ -19,6 +19,7 @@ import ebbtide
 from ebbtide.errors import VirtualGpuError
 from ebbtide.trace.file import load_trace
 from ebbtide.trace.model import Trace
+from ebbtide.workloads.descendants import MARK, end_marked
 from ebbtide.workloads.failures import unpack
 from ebbtide.workloads.request import Request
 
@@ -26,6 +27,8 @@ Progress = Callable[[dict[str, Any]], None]
 _CHILD = ("-m", "ebbtide.workloads.child")
 # How long a workload may take to put its things away after Ctrl-C.
 _GOODBYE_S = 5.0
+# What asks this process to end, beside Ctrl-C. (Windows has no SIGHUP.)
+_ENDINGS = (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +110,7 @@ def _messages(path: Path) -> Generator[dict[str, Any], None, None]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        env=_environment(),
+        env=_environment(path.parent),
         start_new_session=True,
     )
     try:
@@ -127,8 +130,19 @@ def _messages(path: Path) -> Generator[dict[str, Any], None, None]:
         raise
     finally:
         _end(process)
-    raise VirtualGpuError(
-        f"The process that ran the workload ended with code {process.returncode} and gave no "
+        end_marked(str(path.parent))
+    raise VirtualGpuError(_ending(process.returncode))
+
+
+def _ending(code: int) -> str:
+    """What to say of a process that ended with `code` and nothing else."""
+    if code == -signal.SIGKILL:
+        return (
+            "The process that ran the workload was killed (SIGKILL). This machine may be out of "
+            "memory, or the workload ends its own process group."
+        )
+    return (
+        f"The process that ran the workload ended with code {code} and gave no "
         "reason. Run `python -m ebbtide.vgpu.selftest` to see whether the virtual GPU works with "
         "this torch; if it does, please report this with the command you ran."
     )
@@ -145,27 +159,34 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end this process in good order, as Ctrl-C does."""
+    """Let SIGTERM, and SIGHUP of a closed terminal, end this process in good order."""
 
     def end(number: int, _frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread() or (
-        signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    ):
-        yield
-        return
-    signal.signal(signal.SIGTERM, end)
+    ours = []
+    if threading.current_thread() is threading.main_thread():
+        ours = [each for each in _ENDINGS if signal.getsignal(each) is signal.SIG_DFL]
+    for each in ours:
+        signal.signal(each, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)
 
 
-def _environment() -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     # Ebbtide itself may have been found through sys.path alone.
     root = str(Path(ebbtide.__file__).parents[1])
     inherited = os.environ.get("PYTHONPATH", "")
     path = os.pathsep.join(p for p in (root, inherited) if p)
-    # This process watches that one, so no self-test has to come first.
-    return {**os.environ, "PYTHONPATH": path, "EBBTIDE_SELFTEST": "0"}
+    return {
+        # PyTorch makes this folder when it is imported; it goes with ours.
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        **os.environ,
+        MARK: str(folder),
+        "PYTHONPATH": path,
+        # This process watches that one, so no self-test has to come first.
+        "EBBTIDE_SELFTEST": "0",
+    }
