@@ -86,6 +86,14 @@ def _write(path: Path, header: bytes, length: int | None = None) -> Path:
         (b"[1, 2]", None, "no header that can be read"),
         (b'{"a": {"dtype": "F32"}}', None, "no header that can be read"),
         (b'{"a": {"dtype": "F3", "shape": [1]}}', None, "unknown type F3"),
+        (b'{"a": {"dtype": ["F32"], "shape": [1]}}', None, "no header that can be read"),
+        (b'{"a": {"dtype": "F32", "shape": [-4, 4]}}', None, "a list of sizes as shape"),
+        (b'{"a": {"dtype": "F32", "shape": [1.5]}}', None, "a list of sizes as shape"),
+        (b'{"a": {"dtype": "F32", "shape": [true]}}', None, "a list of sizes as shape"),
+        (b'{"a": {"dtype": "F32", "shape": [Infinity]}}', None, "a list of sizes as shape"),
+        (b'{"a": {"dtype": "F32", "shape": "44"}}', None, "a list of sizes as shape"),
+        (b'{"a": {"dtype": "F32", "shape": [4294967296, 4294967296]}}', None, "impossible size: a"),
+        (b"[" * 100_000, None, "no header that can be read"),
     ],
 )
 def test_a_bad_header(tmp_path: Path, header: bytes, length: int | None, message: str) -> None:
@@ -112,6 +120,9 @@ def test_a_configuration_that_is_no_json(tmp_path: Path) -> None:
     _write(tmp_path / "m.safetensors", b"{}")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(TargetError, match=r"config\.json cannot be read as JSON"):
+        read_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(TargetError, match=r"config\.json holds no JSON object but a list"):
         read_checkpoint(tmp_path)
 
 

@@ -71,6 +71,21 @@ def test_no_model_type(tiny: Callable[..., str]) -> None:
         _load(tiny(model_type=...))
 
 
+@pytest.mark.parametrize("model_type", [["llama"], 5, {}, True])
+def test_a_model_type_that_is_no_name(tiny: Callable[..., str], model_type: Any) -> None:
+    with pytest.raises(TargetError, match="where a name such as 'llama' is expected"):
+        _load(tiny(model_type=model_type))
+
+
+@pytest.mark.parametrize("architectures", [5, "LlamaForCausalLM", [5]])
+def test_architectures_that_are_no_list_of_names(
+    tiny: Callable[..., str], architectures: Any
+) -> None:
+    with pytest.raises(TargetError, match="where a list of class names is expected"):
+        _load(tiny(architectures=architectures))
+    assert _load(tiny(architectures=None)).model_type == "llama"
+
+
 def test_an_unknown_model_type_offers_near_ones(tiny: Callable[..., str]) -> None:
     with pytest.raises(TargetError, match="'lama', which .* Near: .*llama"):
         _load(tiny(model_type="lama"))
@@ -93,7 +108,13 @@ def test_a_value_of_the_wrong_kind(tiny: Callable[..., str], value: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "cannot be read as JSON"), ("[]", "no JSON object but a list")]
+    ("text", "message"),
+    [
+        ("", "cannot be read as JSON"),
+        ("{", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ("[]", "no JSON object but a list"),
+    ],
 )
 def test_a_file_that_is_no_configuration(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "config.json"

@@ -49,6 +49,40 @@ def test_a_function_for_inference() -> None:
     assert bytes_of(trace, Category.GRADIENT) == 0
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_size": -64}, "cannot be built: RuntimeError: Trying to create tensor with neg"),
+        ({"hidden_act": "nope"}, "cannot be built: KeyError: 'nope'"),
+    ],
+)
+def test_fields_of_which_no_model_is_built(
+    tiny: Tiny, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TargetError, match=message):
+        run_model(Request(kind="architecture", target=tiny(**fields)), "l4", 2)
+
+
+def test_more_bytes_than_can_be_counted(tiny: Tiny) -> None:
+    options = WorkloadOptions(batch=10**9, seq=10**9)
+    request = Request(kind="architecture", target=tiny(), options=options)
+    with pytest.raises(UsageError, match=r"config\.json is too large at these sizes: Storage size"):
+        run_model(request, "l4", None)
+    assert VirtualGpu._active is None
+
+
+def test_a_quantisation_that_is_not_carried_out_is_listed(tiny: Tiny) -> None:
+    path = tiny(quantization_config={"quant_method": "gptq", "bits": 4})
+
+    def guesses(options: WorkloadOptions) -> list[str]:
+        request = Request(kind="architecture", target=path, options=options)
+        return [guess.text for guess in run_model(request, "l4", 2).guesses]
+
+    (text,) = guesses(WorkloadOptions(seq=8))
+    assert "quantised by gptq; they are taken as fp32" in text
+    assert guesses(WorkloadOptions(seq=8, inference=True, quantize="nf4")) == []
+
+
 def test_after_an_error_the_virtual_gpu_is_off() -> None:
     def fails() -> Any:
         raise RuntimeError("no luck")

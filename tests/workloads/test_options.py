@@ -32,6 +32,12 @@ def test_counts_are_positive(name: str, value: int) -> None:
         WorkloadOptions(**{name: value})
 
 
+@pytest.mark.parametrize("name", ["batch", "seq", "image"])
+def test_counts_are_of_this_world(name: str) -> None:
+    with pytest.raises(UsageError, match=f"^{name}: expected at most 1,000,000,000, got 10{{20}}$"):
+        WorkloadOptions(**{name: 10**20})
+
+
 @pytest.mark.parametrize("value", [True, 2.0, "4"])
 def test_a_count_is_an_integer(value: Any) -> None:
     with pytest.raises(

@@ -11,7 +11,7 @@ from ebbtide.errors import TargetError
 from ebbtide.workloads import hf_config
 from ebbtide.workloads.architecture import Architecture, Running
 from ebbtide.workloads.checkpoint import find_weights, read_checkpoint
-from ebbtide.workloads.options import WorkloadOptions
+from ebbtide.workloads.options import QUANTIZATIONS, WorkloadOptions
 from ebbtide.workloads.torchvision_mend import mend_torchvision
 
 LIBRARIES = ("torchvision/", "timm/")
@@ -94,12 +94,24 @@ def _transformers(config: Any, name: str, options: WorkloadOptions) -> Architect
     from ebbtide.workloads.hf import ChunkedModel, TransformersModel
 
     # A quantisation that a configuration states is what `quantize` carries out here.
-    if getattr(config, "quantization_config", None) is not None:
+    stated = getattr(config, "quantization_config", None)
+    if stated is not None:
         del config.quantization_config
     kind = ChunkedModel if options.loss == "chunked" else TransformersModel
     model = kind(config, name)
+    if stated is not None and options.quantize is None:
+        model.notes.append(_not_quantized(stated, name, options))
     model.measure(options)
     return model
+
+
+def _not_quantized(stated: Any, name: str, options: WorkloadOptions) -> str:
+    fields = stated if isinstance(stated, dict) else vars(stated)
+    method = fields.get("quant_method", "unknown")
+    return (
+        f"{name} states weights quantised by {getattr(method, 'value', method)}; they are taken "
+        f"as {options.dtype}. Say which of --quantize {', '.join(QUANTIZATIONS)} comes near."
+    )
 
 
 def _types() -> list[str]:

@@ -20,6 +20,10 @@ ELEMENT_BYTES = {
 }  # fmt: skip
 # The format's own bound on a header, against files made to exhaust memory.
 MAX_HEADER_BYTES = 100_000_000
+# Offsets in a file have 64 bits, one of them for the sign in PyTorch.
+MAX_TENSOR_BYTES = (1 << 63) - 1
+# What reading a file of JSON may raise; nested deeply enough, it is a `RecursionError`.
+_UNREADABLE = (OSError, ValueError, RecursionError)
 NAMES = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 QUANTIZED = {"F8_E4M3": "fp8", "F8_E5M2": "fp8", "I8": "int8"}
 
@@ -94,8 +98,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if beside.is_file():
         try:
             config = json.loads(beside.read_text())
-        except (OSError, ValueError) as error:
+        except _UNREADABLE as error:
             raise TargetError(f"{beside} cannot be read as JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise TargetError(f"{beside} holds no JSON object but a {type(config).__name__}")
     return Checkpoint(tensors=tensors, config=config, origin=str(path))
 
 
@@ -113,14 +119,19 @@ def read_header(path: Path) -> dict[str, Stored]:
                 raise TargetError(f"{path} is no safetensors file: its header has no sane length")
             text = file.read(length)
         fields = json.loads(text)
-        found = {
-            name: Stored(shape=tuple(int(n) for n in entry["shape"]), dtype=entry["dtype"])
-            for name, entry in fields.items()
-            if name != "__metadata__"
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        found = {name: _stored(entry) for name, entry in fields.items() if name != "__metadata__"}
+    except (*_UNREADABLE, KeyError, TypeError, AttributeError) as error:
         raise TargetError(f"{path} has no header that can be read: {error}") from error
-    strange = sorted({t.dtype for t in found.values()} - set(ELEMENT_BYTES))
-    if strange:
-        raise TargetError(f"{path} holds elements of unknown type {', '.join(strange)}")
+    large = sorted(name for name, tensor in found.items() if tensor.bytes > MAX_TENSOR_BYTES)
+    if large:
+        raise TargetError(f"{path} holds a tensor of impossible size: {large[0]}")
     return found
+
+
+def _stored(entry: Any) -> Stored:
+    shape, dtype = entry["shape"], entry["dtype"]
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"expected a list of sizes as shape, got {shape!r}"[:200])
+    if dtype not in ELEMENT_BYTES:
+        raise ValueError(f"it holds elements of unknown type {dtype}")
+    return Stored(shape=tuple(shape), dtype=dtype)

@@ -35,6 +35,9 @@ class TransformersModel:
         config: of the model; what it leaves open is filled in as published ones have it.
         name: as the user wrote it.
 
+    Attributes:
+        notes: what of the configuration is not carried out, a sentence each.
+
     Raises:
         TargetError: no class of Transformers is built from it.
     """
@@ -44,6 +47,7 @@ class TransformersModel:
     def __init__(self, config: PretrainedConfig, name: str) -> None:
         self.name = name
         self.config = complete(config)
+        self.notes: list[str] = []
         self._features: dict[str, int] = {}
         try:
             self.cls = model_class(config)
@@ -69,8 +73,11 @@ class TransformersModel:
             try:
                 model: nn.Module = self.cls._from_config(self.config, dtype=DTYPES[options.dtype])
                 return model
-            except (ValueError, TypeError, AttributeError, ImportError, KeyError) as error:
-                raise TargetError(f"{self.name} cannot be built: {error}") from error
+            except Exception as error:  # whatever a model's constructor raises
+                lines = str(error).strip().splitlines() or [""]
+                raise TargetError(
+                    f"{self.name} cannot be built: {type(error).__name__}: {lines[0]}"
+                ) from error
 
     def make_inputs(
         self, options: WorkloadOptions, batch: int, device: torch.device

@@ -63,7 +63,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         fields = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TargetError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(fields, dict):
         raise TargetError(f"{path} holds no JSON object but a {type(fields).__name__}")
@@ -83,6 +83,11 @@ def from_fields(fields: dict[str, Any], origin: str) -> Any:
     """
     model_type = fields.get("model_type")
     known = _auto().CONFIG_MAPPING_NAMES
+    if not isinstance(model_type, str | None):
+        raise TargetError(
+            f"{origin} has a field 'model_type' of {model_type!r}, where a name such as 'llama' "
+            "is expected"
+        )
     if model_type not in known:
         code = fields.get("auto_map")
         if isinstance(code, dict) and code:
@@ -99,6 +104,11 @@ def from_fields(fields: dict[str, Any], origin: str) -> Any:
             f"{origin} is of model type {model_type!r}, which the installed Transformers "
             f"does not know{_near(str(model_type), known)}."
         )
+    if not _are_names(fields.get("architectures", [])):
+        raise TargetError(
+            f"{origin} has a field 'architectures' of {fields['architectures']!r}, where a list "
+            "of class names is expected"
+        )
     try:
         config_class = _auto().CONFIG_MAPPING[model_type]
         _check_complete(config_class, fields, origin)
@@ -109,6 +119,12 @@ def from_fields(fields: dict[str, Any], origin: str) -> Any:
         raise TargetError(
             f"{origin} is no usable {model_type} configuration: {_line(error)}"
         ) from error
+
+
+def _are_names(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list) and all(isinstance(name, str) for name in value)
+    )
 
 
 def from_hub(identity: str) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from ebbtide.errors import UsageError
 from ebbtide.gpus import Gpu
 from ebbtide.trace.model import Trace
 from ebbtide.trace.recorder import Recorder
@@ -83,7 +85,9 @@ def _trace_architecture(request: Request, gpu: str, batch: int | None, seq: int 
     asked = replace(given, batch=batch or given.batch, seq=seq or given.seq)
     architecture, options = find(request.target, asked)
     virtual = VirtualGpu(gpu, torch_version=request.torch_version)
-    with virtual, Recorder(virtual) as recorder:
+    with virtual, Recorder(virtual) as recorder, _countable(request.target):
+        for note in getattr(architecture, "notes", ()):
+            virtual.guess("architecture", note)
         running = build(architecture, options, "cuda")
         for i in range(STEPS):
             running.step(i)
@@ -95,6 +99,23 @@ def _trace_architecture(request: Request, gpu: str, batch: int | None, seq: int 
         forwards=recorder.forwards,
         **_text(architecture, options),
     )
+
+
+@contextmanager
+def _countable(target: str) -> Iterator[None]:
+    """Say in our words that a tensor would have more bytes than PyTorch can count.
+
+    Raises:
+        UsageError: it would.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise UsageError(
+            f"{target} is too large at these sizes: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _text(architecture: Architecture, options: WorkloadOptions) -> dict[str, int]:

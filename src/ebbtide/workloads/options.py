@@ -13,6 +13,8 @@ OPTIMIZER_KINDS = ("default", "foreach", "fused", "for-loop")
 QUANTIZATIONS = ("int8", "fp8", "nf4")
 LOSSES = ("full", "chunked")
 LOGITS = ("last", "all")
+# Of samples, tokens and pixels: beyond any use, and products still fit 64 bits, mostly.
+MOST = 10**9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +100,8 @@ class WorkloadOptions:
             value = getattr(self, name)
             if value is not None:
                 _at_least(name, value, 1)
+                if value > MOST:
+                    raise UsageError(f"{name}: expected at most {MOST:,}, got {value}")
         _at_least("grad_accum", self.grad_accum, 1)
         _at_least("steps", self.steps, 1)
         _one_of("dtype", self.dtype, DTYPES)

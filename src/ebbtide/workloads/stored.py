@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ebbtide.errors import UsageError
+from ebbtide.errors import TargetError, UsageError
 from ebbtide.workloads.checkpoint import Checkpoint
 from ebbtide.workloads.options import WorkloadOptions
 
@@ -37,6 +37,8 @@ class StoredTensors:
 
     def make_model(self, options: WorkloadOptions) -> nn.Module:
         """A module that holds each tensor as it is stored."""
+        if not self._tensors:
+            raise TargetError(f"{self.name} holds no tensors")
         if not options.inference:
             raise UsageError(
                 f"{self.name} has no config.json beside it, so only its weights can be placed. "
