@@ -84,6 +84,8 @@ def test_errors_of_the_module_itself_come_through(module: Callable[[str], str]) 
         ((nn.Linear(1, 1), None, 1, 2, 3), "it returned 5 items"),
         (None, "it returned NoneType"),
         ((4, None, torch.ones(1)), "a torch.nn.Module first, not int"),
+        ((nn.Linear(1, 1), "adam", torch.ones(1)), "an optimizer or None second, not str"),
+        ((nn.Linear(1, 1), None, torch.ones(1), 5), "a loss function fourth, not int"),
     ],
 )
 def test_what_is_no_workload(returned: Any, message: str) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from tests.workloads.running import MODEL, alive, run, steps_of
 
-from ebbtide.errors import ScriptError, UsageError, VirtualGpuError
+from ebbtide.errors import ScriptError, TargetError, UsageError, VirtualGpuError
 from ebbtide.trace.model import Category, Trace
+from ebbtide.workloads.entry import load_function
 from ebbtide.workloads.failures import OutOfVirtualMemoryError
-from ebbtide.workloads.script import accumulated, failure_of
+from ebbtide.workloads.script import accumulated, failure_of, print_own_traceback, reported
 
 LOADER = """
 from torch.utils.data import DataLoader, TensorDataset
@@ -247,6 +248,35 @@ def test_a_syntax_error_looks_as_pythons(tmp_path: Path, capfd: pytest.CaptureFi
     assert "def f(:" in shown and "Traceback" not in shown
 
 
+def test_the_traceback_of_a_users_module_begins_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = tmp_path / "fails_at_import.py"
+    module.write_text("1 / 0\n")
+    with pytest.raises(ZeroDivisionError) as caught:
+        load_function(f"{module}:f")
+    caught.value.__traceback__ = caught.tb.tb_next  # without the frame of this test
+    print_own_traceback(caught.value)
+    told = capsys.readouterr().err.splitlines()
+    assert told[1] == f'  File "{module}", line 1, in <module>'
+
+
+def test_a_users_function_that_fails() -> None:
+    with pytest.raises(ScriptError, match=r"^m:f failed with KeyError: 'x'"), reported("m:f"):
+        raise KeyError("x")
+    with pytest.raises(TargetError, match=r"^ours$"), reported("m:f"):
+        raise TargetError("ours")
+
+
+@pytest.mark.parametrize("code", [3, "no data"])
+def test_a_users_function_that_ends_the_process(
+    code: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ScriptError, match=f"^m:f ended itself with {code!r}"), reported("m:f"):
+        raise SystemExit(code)
+    assert capsys.readouterr().err == (f"{code}\n" if isinstance(code, str) else "")
+
+
 def test_the_virtual_gpus_own_errors_keep_their_class(tmp_path: Path) -> None:
     with pytest.raises(VirtualGpuError, match="world size of 1"):
         run(
@@ -364,6 +394,16 @@ def test_one_line_on_a_failure() -> None:
     assert failure_of("t.py", KeyError()) == "t.py failed with KeyError (its traceback is above)"
     assert failure_of("t.py", ValueError("a"), shown=False) == "t.py failed with ValueError: a"
     assert "pass what it asks as arguments" in failure_of("t.py", EOFError("EOF when reading"))
+
+
+def test_an_error_that_cannot_say_what_it_is() -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert failure_of("t.py", MuteError()) == (
+        "t.py failed with MuteError (its traceback is above)"
+    )
 
 
 @pytest.mark.parametrize(

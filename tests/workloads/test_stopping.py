@@ -129,6 +129,27 @@ def test_the_signal_ends_the_script() -> None:
     assert signal.getsignal(STOP_SIGNAL) == handler
 
 
+def test_a_thread_that_is_ended_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[type[BaseException]] = []
+
+    def hook(ended: Any) -> None:
+        told.append(ended.exc_type)
+
+    monkeypatch.setattr(threading, "excepthook", hook)
+    stopper, _ = made(steps=0)
+
+    def fails() -> None:
+        raise KeyError
+
+    with stopper.watching():
+        for work in (lambda: stopper.after_step(5), fails):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+    assert told == [KeyError]
+    assert threading.excepthook is hook
+
+
 def test_a_signal_that_came_early_is_kept() -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {STOP_SIGNAL})
     try:

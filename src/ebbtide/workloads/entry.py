@@ -88,7 +88,16 @@ class FunctionWorkload:
             raise TargetError(
                 f"{name} should return a torch.nn.Module first, not {type(self.model).__name__}."
             )
+        if self.optimizer is not None and not hasattr(self.optimizer, "step"):
+            raise TargetError(
+                f"{name} should return an optimizer or None second, not "
+                f"{type(self.optimizer).__name__}."
+            )
         self._loss = rest[0] if rest else None
+        if self._loss is not None and not callable(self._loss):
+            raise TargetError(
+                f"{name} should return a loss function fourth, not {type(self._loss).__name__}."
+            )
         self.inference = inference or (self.optimizer is None and self._loss is None)
         self.batch = batch if batch is not None else batch_of(data)
         self._data = data if self._takes_batch or batch is None else resized(data, batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import sys
@@ -24,6 +25,8 @@ from ebbtide.workloads.stopping import Stopper, StopWorkload
 from ebbtide.workloads.torchvision_mend import mend_torchvision
 
 _OWN = str(Path(__file__).parents[1]) + os.sep
+# Frames that are not the user's: ours, and those of Python's import.
+_NOT_THEIRS = (_OWN, "<frozen", str(Path(importlib.__file__).parent) + os.sep)
 
 
 class ScriptRun:
@@ -129,15 +132,11 @@ class ScriptRun:
     def _ended(self, end: SystemExit) -> None:
         if self.gpu.memory.failures:
             raise OutOfVirtualMemoryError(f"{self.name} ended itself with {end.code!r}") from end
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-        raise ScriptError(
-            f"{self.name} ended itself with {end.code!r}; what it printed is above."
-        ) from end
+        raise _ended(self.name, end) from end
 
     def _failed(self, error: BaseException) -> None:
         if self.gpu.memory.failures:  # it may have wrapped torch's error in one of its own
-            raise OutOfVirtualMemoryError(str(error)) from error
+            raise OutOfVirtualMemoryError(_text_of(error)) from error
         print_own_traceback(error)
         if isinstance(error, EbbtideError):
             raise error
@@ -203,9 +202,18 @@ def reported(name: str) -> Iterator[None]:
         yield
     except EbbtideError:
         raise
+    except SystemExit as end:
+        raise _ended(name, end) from end
     except Exception as error:
         print_own_traceback(error)
         raise ScriptError(failure_of(name, error)) from error
+
+
+def _ended(name: str, end: SystemExit) -> ScriptError:
+    """The error of code that ended its process, whose last words are printed."""
+    if isinstance(end.code, str):
+        print(end.code, file=sys.stderr)
+    return ScriptError(f"{name} ended itself with {end.code!r}; what it printed is above.")
 
 
 def failure_of(name: str, error: BaseException, shown: bool = True) -> str:
@@ -216,7 +224,7 @@ def failure_of(name: str, error: BaseException, shown: bool = True) -> str:
         error: what it raised.
         shown: whether its traceback has been printed.
     """
-    lines = str(error).strip().splitlines()
+    lines = _text_of(error).strip().splitlines()
     text = f"{name} failed with {type(error).__name__}"
     text += f": {lines[0].rstrip('.')}" if lines else ""
     if not shown:
@@ -226,12 +234,20 @@ def failure_of(name: str, error: BaseException, shown: bool = True) -> str:
     return f"{text} (its traceback is above)"
 
 
+def _text_of(error: BaseException) -> str:
+    """Its message; what a program's own exceptions do to say it may fail in turn."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def print_own_traceback(error: BaseException) -> None:
     """The traceback from the user's first frame on, as running it would print it."""
     trace = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if not file.startswith((_OWN, "<frozen")):
+        if not file.startswith(_NOT_THEIRS):
             break
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace, file=sys.stderr)

@@ -8,6 +8,7 @@ ended from outside. Inference ends when repeating it needs no more memory.
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -91,7 +92,10 @@ class Stopper:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """End data loaders, and the script on `STOP_SIGNAL`, while it runs."""
+        """End data loaders, and the script on `STOP_SIGNAL`, while it runs.
+
+        A thread that is ended says nothing of it.
+        """
         original = dataloader._BaseDataLoaderIter.__next__
 
         def limited(iterator: Any) -> Any:
@@ -103,6 +107,13 @@ class Stopper:
             return original(iterator)
 
         dataloader._BaseDataLoaderIter.__next__ = limited  # type: ignore[method-assign, assignment]
+        report = threading.excepthook
+
+        def unless_stopped(ended: threading.ExceptHookArgs) -> None:
+            if not issubclass(ended.exc_type, StopWorkload):
+                report(ended)
+
+        threading.excepthook = unless_stopped
         before = signal.signal(STOP_SIGNAL, self._time_is_up)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
@@ -111,6 +122,7 @@ class Stopper:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             signal.signal(STOP_SIGNAL, before)
+            threading.excepthook = report
             dataloader._BaseDataLoaderIter.__next__ = original  # type: ignore[method-assign]
 
     def _time_is_up(self, _signal: int, _frame: Any) -> None:
