@@ -67,6 +67,13 @@ def test_softmax_and_its_like_copy_what_is_not_contiguous(name: str) -> None:
     assert stage.likely == 8 * 128 * 4
 
 
+def test_safe_softmax_holds_the_plain_one_and_a_mask() -> None:
+    x = meta(1, 32, 2048, 2048)
+    (stage,) = scratch("_safe_softmax", (x, -1), (x,), A100)
+    assert stage.likely == rounded(x.nbytes, x.numel, 32 * 2048, 4, 4)
+    assert stage.after_outputs == 1
+
+
 def test_group_norm() -> None:
     x = meta(4, 64, 16, 16)
     arguments = (x, meta(64), meta(64), 4, 64, 256, 8, 1e-5)

@@ -34,6 +34,20 @@ def contiguous_input(
     return exact("contiguous copy", 0, *copy_bytes(*tensors[:several]))
 
 
+def safe_softmax(
+    name: str, inputs: Inputs, outputs: Outputs, ctx: KernelContext
+) -> tuple[Scratch, ...]:
+    """`_safe_softmax(self, dim, dtype)` of attention without a fused kernel.
+
+    transformers/attention.cpp, since 2.5: the softmax, a mask of what is minus infinity,
+    which rows are so altogether, and `where` of them, which is the output.
+    """
+    tensor, out = tensors_of(inputs)[0], outputs[0]
+    rows = tensor.numel // max(tensor.shape[int(argument(inputs, 1, -1))], 1)
+    scalars = (out.itemsize, out.itemsize)
+    return exact("softmax before where", 1, out.nbytes, tensor.numel, rows, *scalars)
+
+
 def layer_norm_backward(
     name: str, inputs: Inputs, outputs: Outputs, ctx: KernelContext
 ) -> tuple[Scratch, ...]:

@@ -69,6 +69,7 @@ _RULES: dict[str, _Rule] = {
         ),
         norms.contiguous_input,
     ),
+    "_safe_softmax": norms.safe_softmax,
     "native_layer_norm_backward": norms.layer_norm_backward,
     "native_group_norm": norms.group_norm,
     "native_group_norm_backward": norms.group_norm_backward,
