@@ -9,16 +9,30 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ebbtide.vgpu.shadow import Shadows, fakes_in
+from ebbtide.vgpu.shadow import Shadows, count_true, fakes_in
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
 
 
 @given(st.lists(st.integers(0, 300), max_size=3))
 def test_what_is_small(shape: list[int]) -> None:
     count = torch.Size(shape).numel()
-    assert Shadows.small(shape, torch.float32) is (count <= 256)
+    assert Shadows.small(shape, torch.float32) is (count <= 1 << 14)
     assert Shadows.small(shape, torch.int64) is (count <= 1 << 16)
     assert Shadows.small(shape, torch.bool) is (count <= 1 << 16)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.integers(1, 1 << 20))
+def test_what_is_expanded_counts_once(shape: list[int], times: int) -> None:
+    tensor = torch.empty(*shape, 1).expand(*shape, times)
+    assert Shadows.small(tensor.shape, torch.int64, tensor.stride())
+    assert Shadows.small(tensor.shape, torch.int64) is (tensor.numel() <= 1 << 16)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(0, 4), st.integers(1, 4))
+def test_counting_what_is_expanded(values: list[bool], times: int, more: int) -> None:
+    tensor = torch.tensor(values)[:, None, None].expand(-1, times, more)
+    assert count_true(tensor) == int(tensor.sum())
+    assert count_true(tensor.transpose(0, 2)) == int(tensor.sum())
 
 
 _STEPS = {
@@ -116,3 +130,27 @@ def test_values_cost_no_gpu_memory(gpu: VirtualGpu) -> None:
     assert gpu.memory.memory_allocated() == 8192
     del ids
     assert gpu.memory.memory_allocated() == 0
+
+
+def test_a_mask_over_features_is_still_known(gpu: VirtualGpu) -> None:
+    ids = torch.tensor([[5, 9, 5, 1]] * 2).cuda()
+    features = torch.randn(2, 4, 100_000, device="cuda")
+    mask = (ids == 5).unsqueeze(-1).expand_as(features).to(features.device)
+    assert features[mask].numel() == 4 * 100_000
+    assert features.masked_select(mask).numel() == 4 * 100_000
+    assert not {"nonzero", "mask"} & set(gpu.guesses)
+
+
+def test_a_view_of_unknown_numbers_is_unknown(gpu: VirtualGpu) -> None:
+    drawn = torch.randint(1, 9, (2, 6), device="cuda")
+    assert gpu.mode.shadows.known(drawn.flatten(1)) is None
+    assert drawn.view(12).nonzero().shape == (12, 1)
+    assert "nonzero" in gpu.guesses
+
+
+def test_masks_of_floats_are_followed(gpu: VirtualGpu) -> None:
+    second = torch.zeros(2, 200, device="cuda")
+    second[:, 100:] = 1
+    first = 1 - second.tile(1, 3)
+    assert (first * 2).nonzero().shape == (2 * 300, 2)
+    assert gpu.guesses == {}

@@ -245,7 +245,7 @@ class VirtualMode(TorchDispatchMode):
                 plan.kernel = self.kernels.describe(route.name, fake_args, fake_kwargs, result)
         if outputs:
             small = self.shadows.small
-            plan.small = all(o is not None and small(o.shape, o.dtype) for o in outputs)
+            plan.small = all(o is not None and small(o.shape, o.dtype, o.stride) for o in outputs)
         if plan.kernel is not None:
             self._launch(plan.kernel)
         self._note_outputs(plan.kernel, result, wrap)

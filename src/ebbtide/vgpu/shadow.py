@@ -17,9 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 # Integers are masks, ids and positions: repeating an operation on 64 k of them
-# takes about 50 us. Floats are coefficients.
+# takes about 50 us. Floats are coefficients, and masks that were multiplied.
 _MOST_INTEGERS = 1 << 16
-_MOST_FLOATS = 256
+_MOST_FLOATS = 1 << 14
+# An expanded tensor holds few values and stands for many: up to so many are worked on.
+_MOST_EXPANDED = 1 << 24
 _VALUE = "_ebbtide_value"
 _CPU = torch.device("cpu")
 _aten = torch.ops.aten
@@ -73,11 +75,14 @@ class Shadows:
         self._note = note
 
     @staticmethod
-    def small(shape: Any, dtype: torch.dtype) -> bool:
-        """Whether a tensor of this shape may carry its values."""
+    def small(shape: Any, dtype: torch.dtype, stride: Any = None) -> bool:
+        """Whether a tensor of this shape may carry its values.
+
+        With `stride`, what is only expanded counts once.
+        """
         count = 1
-        for n in shape:
-            count *= n
+        for n, step in zip(shape, stride or (1,) * len(shape), strict=True):
+            count *= n if step or not n else 1
         if dtype.is_floating_point or dtype.is_complex:
             return count <= _MOST_FLOATS
         return count <= _MOST_INTEGERS
@@ -88,7 +93,7 @@ class Shadows:
 
     def remember_real(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """`fake` stands for the real tensor `real`, if that is small."""
-        if type(real) is torch.Tensor and self.small(real.shape, real.dtype):
+        if type(real) is torch.Tensor and self.small(real.shape, real.dtype, _strides(real)):
             setattr(fake, _VALUE, real.detach())
 
     @staticmethod
@@ -109,21 +114,24 @@ class Shadows:
             fill = torch.ones if tensor.dtype.is_floating_point else torch.zeros
             return fill(tuple(tensor.shape), dtype=tensor.dtype, device=_CPU)
 
-    def _operand(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _operand(self, tensor: torch.Tensor, view: bool) -> torch.Tensor:
         known = self.known(tensor)
         if known is not None:
+            if not view and known.numel() > _MOST_EXPANDED:
+                raise Unknown
             return known
-        # Unknown numbers are ids or sizes: zeros serve. An unknown answer stays unknown.
+        # Unknown numbers are ids or sizes: zeros serve. An unknown answer stays unknown,
+        # and so does an unknown number that is only looked at in another shape.
         whole = tensor.dtype is not torch.bool and not tensor.dtype.is_floating_point
-        if whole and self.small(tensor.shape, tensor.dtype):
+        if whole and not view and self.small(tensor.shape, tensor.dtype):
             return torch.zeros(tuple(tensor.shape), dtype=tensor.dtype, device=_CPU)
         raise Unknown
 
-    def _swap(self, value: Any) -> Any:
+    def _swap(self, value: Any, view: bool = False) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._operand(value)
+            return self._operand(value, view)
         if isinstance(value, tuple | list):
-            return type(value)(self._swap(item) for item in value)
+            return type(value)(self._swap(item, view) for item in value)
         if isinstance(value, torch.device):
             return _CPU
         return value
@@ -133,11 +141,12 @@ class Shadows:
         results = result if isinstance(result, tuple | list) else (result,)
         if torch.Tag.nondeterministic_seeded in func.tags:
             return
+        view = func.is_view
         with _disable_current_modes(), torch.no_grad():
             try:
-                real_args = self._swap(args)
+                real_args = self._swap(args, view)
                 real_kwargs = {
-                    name: None if name == "pin_memory" else self._swap(value)
+                    name: None if name == "pin_memory" else self._swap(value, view)
                     for name, value in kwargs.items()
                 }
                 value = func(*real_args, **real_kwargs)
@@ -205,6 +214,20 @@ class Shadows:
         if tensor.dtype.is_complex:
             return 1 + 0j
         return 1.0 if tensor.dtype.is_floating_point else 0
+
+
+def count_true(values: torch.Tensor) -> int:
+    """How many elements are not zero; what is expanded is counted once and multiplied."""
+    times = 1
+    for dim, (n, step) in enumerate(zip(values.shape, values.stride(), strict=True)):
+        if n > 1 and step == 0:
+            times *= n
+            values = values.narrow(dim, 0, 1)
+    return int(values.count_nonzero()) * times
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    return tensor.stride() if tensor.layout is torch.strided else None
 
 
 def fakes_in(values: Any) -> Iterator[FakeTensor]:

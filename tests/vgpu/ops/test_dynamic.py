@@ -92,3 +92,28 @@ def test_gradients_flow_through_a_mask(gpu: VirtualGpu) -> None:
     data[mask].sum().backward()
     assert data.grad is not None
     assert data.grad.shape == (8, 3)
+
+
+def test_elements_that_are_all_taken_have_their_places(gpu: VirtualGpu) -> None:
+    scores = torch.randn(30, 20, device="cuda")
+    places = (scores > 0).nonzero()
+    assert "nonzero" in gpu.guesses
+    inside = (places[:, 0] >= 5) & (places[:, 0] < 25)
+    assert places[inside].shape == (20 * 20, 2)
+    assert scores[tuple(places.t())].shape == (600,)
+
+
+@pytest.mark.parametrize("flags", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("dim", [None, 0, 1])
+@pytest.mark.parametrize("call", [torch.unique, torch.unique_consecutive])
+def test_unique_returns_what_was_asked(
+    gpu: VirtualGpu, flags: tuple[bool, bool], dim: int | None, call: Any
+) -> None:
+    asked = {"return_inverse": flags[0], "return_counts": flags[1], "dim": dim}
+    distinct = torch.arange(24.0).view(4, 6)
+    unknown = torch.randn(4, 6, device="cuda")
+    expected, found = call(distinct, **asked), call(unknown, **asked)
+    if isinstance(expected, torch.Tensor):
+        expected, found = (expected,), (found,)
+    assert [tuple(t.shape) for t in found] == [tuple(t.shape) for t in expected]
+    assert "unique" in gpu.guesses

@@ -68,3 +68,25 @@ def test_margin_losses(gpu: VirtualGpu, loss: Callable[..., torch.Tensor]) -> No
     assert scores.grad is not None
     assert scores.grad.shape == scores.shape
     assert gpu.guesses == {}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_cudnn_samples_a_grid(
+    gpu: VirtualGpu, allocated: Sizes, op_names: Names, packed: bool
+) -> None:
+    image = torch.randn(2, 5, 8, 8, device="cuda", requires_grad=True)
+    grid = torch.rand(2, 4, 6, 2, device="cuda") if packed else None
+    if grid is None:
+        grid = torch.rand(2, 2, 4, 6, device="cuda").permute(0, 2, 3, 1)
+    grid.requires_grad_()
+    op_names(), allocated()
+    out = F.grid_sample(image, grid, align_corners=True)
+    assert tuple(out.shape) == (2, 5, 4, 6)
+    copy = [] if packed else [4 * grid.numel()]
+    assert allocated() == [*copy, 4 * out.numel()]
+    assert op_names()[-1] == "cudnn_grid_sampler"
+    out.sum().backward()
+    assert "cudnn_grid_sampler_backward" in op_names()
+    assert image.grad is not None
+    assert grid.grad is not None
+    assert (image.grad.shape, grid.grad.shape) == (image.shape, grid.shape)

@@ -53,3 +53,14 @@ def test_a_condition_on_a_loss_is_listed(gpu: VirtualGpu) -> None:
     if loss > 100:
         pytest.fail("an unknown comparison is answered with no")
     assert gpu.guesses["item"][1] == 1
+
+
+def test_a_tensor_of_numbers_on_the_gpu(gpu: VirtualGpu) -> None:
+    lengths = torch.tensor([3, 7], device="cuda")
+    assert torch.tensor([lengths[0], lengths.max()]).tolist() == [3, 7]
+    assert torch.tensor([lengths[1] + 1], device="cuda").tolist() == [8]
+    assert torch.tensor([[lengths[0]], [5]]).tolist() == [[3], [5]]
+    assert gpu.guesses == {}
+    loss = torch.randn(9, device="cuda").sum()
+    assert torch.tensor([loss]).tolist() == [1.0]
+    assert "item" in gpu.guesses

@@ -1,7 +1,7 @@
 """Operations that need more than the metadata of their outputs.
 
 Each module fills a table from ATen overload to a handler
-``handler(mode, func, args, kwargs) -> result``; `foreach` decides by name.
+``handler(mode, func, args, kwargs) -> result``; `foreach` and `detection` decide by name.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ebbtide.vgpu.ops import (
     accumulate,
     attention,
     ctc,
+    detection,
     dynamic,
     foreach,
     grouped,
@@ -33,7 +34,7 @@ for _overload in accumulate.OVERLOADS:
 
 def handler_for(func: Any) -> Any | None:
     """The handler of an ATen overload, or None if its metadata are enough."""
-    return _TABLE.get(func) or foreach.handler_for(func)
+    return _TABLE.get(func) or foreach.handler_for(func) or detection.handler_for(func)
 
 
 def register(mode: Any) -> torch.library.Library:
@@ -42,4 +43,5 @@ def register(mode: Any) -> torch.library.Library:
     attention.register(mode, library)
     ctc.register(mode, library)
     recurrent.register(mode, library)
+    values.register(mode, library)
     return library

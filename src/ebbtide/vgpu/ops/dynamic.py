@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ebbtide.vgpu.shadow import count_true
 from ebbtide.vgpu.tape import SYNC
 
 _aten = torch.ops.aten
@@ -46,11 +47,23 @@ def _place(mode: Any, like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _nonzero(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    tensor = args[0]
+    values = mode.shadows.known(tensor)
+    if values is not None and not mode.shadows.small(tensor.shape, tensor.dtype):
+        with torch.utils._python_dispatch._disable_current_modes():
+            count = count_true(values)
+        return _empty(mode, tensor, [count, tensor.dim()], torch.int64)
     known = _with_values(mode, func, args, kwargs)
     if known is not None:
-        return _place(mode, args[0], known)
+        return _place(mode, tensor, known)
     mode.note("nonzero", "`nonzero` of unknown values: every element is taken as nonzero")
-    return _empty(mode, args[0], [args[0].numel(), args[0].dim()], torch.int64)
+    made = _empty(mode, tensor, [tensor.numel(), tensor.dim()], torch.int64)
+    # The places are known then, and must be: compared as zeros, they would all be dropped.
+    if mode.shadows.small([tensor.numel()], torch.int64):
+        with torch.utils._python_dispatch._disable_current_modes():
+            everywhere = torch.ones(tuple(tensor.shape), dtype=torch.bool).nonzero()
+        mode.shadows.remember(made, everywhere)
+    return made
 
 
 def _masked_select(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -59,7 +72,7 @@ def _masked_select(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     shape = torch.broadcast_shapes(tensor.shape, mask.shape)
     if known is not None:
         with torch.utils._python_dispatch._disable_current_modes():
-            count = int(known.expand(shape).sum())
+            count = count_true(known.expand(shape))
     else:
         mode.note("mask", "selection by an unknown mask: every element is taken as selected")
         count = 1
@@ -74,17 +87,27 @@ def _unique(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if known is not None:
         return tuple(_place(mode, tensor, values) for values in known)
     mode.note("unique", "`unique` of values on the GPU: all are taken as different")
-    count = tensor.numel()
-    if func is _aten.unique_dim.default or func is _aten.unique_dim_consecutive.default:
-        count = tensor.shape[args[1]]
-        shape = list(tensor.shape)
-    else:
-        shape = [count]
+    given = _by_name(func, args, kwargs)
+    dim = given.get("dim")
+    count = tensor.numel() if dim is None else tensor.shape[dim]
+    values = list(tensor.shape) if dim is not None else [count]
+    # Along a dimension all three come back, whether they were asked for or not.
+    inverse, counts = [count], [count]
+    if dim is None:
+        inverse = list(tensor.shape) if given["return_inverse"] else [0]
+        counts = [count] if given["return_counts"] else [0]
     return (
-        _empty(mode, tensor, shape, tensor.dtype),
-        _empty(mode, tensor, [count], torch.int64),
-        _empty(mode, tensor, [count], torch.int64),
+        _empty(mode, tensor, values, tensor.dtype),
+        _empty(mode, tensor, inverse, torch.int64),
+        _empty(mode, tensor, counts, torch.int64),
     )
+
+
+def _by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Every argument of an operation by its name, defaults too."""
+    names = func._schema.arguments
+    given = {a.name: a.default_value for a in names if a.has_default_value()}
+    return given | {a.name: value for a, value in zip(names, args, strict=False)} | kwargs
 
 
 def _fill_mask(tensor: torch.Tensor, indices: Any, rest: Any) -> torch.Tensor | None:

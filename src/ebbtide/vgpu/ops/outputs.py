@@ -2,7 +2,7 @@
 
 Sources: aten/src/ATen/native of pytorch/pytorch @ 00fc08aa: cuda/RNN.cu, cuda/LossCTC.cu,
 LossCTC.cpp, cuda/MultiMarginLoss.cu, cuda/MultiLabelMarginCriterion.cu,
-cuda/FractionalMaxPool3d.cu.
+cuda/FractionalMaxPool3d.cu, cudnn/GridSampler.cpp.
 """
 
 from __future__ import annotations
@@ -93,6 +93,34 @@ def _left_aligned(mode: Any, func: Any, args: Any, kwargs: Any) -> bool:
     return False
 
 
+def _grid_sampler(mode: Any, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    """cuDNN's, which 2-d bilinear sampling takes: GridSampler.cpp of cudnn/."""
+    image, grid = args[:2]
+    packed = _packed(mode, grid)
+    mode.record_only(func, args, kwargs)
+    shape = (*image.shape[:2], *grid.shape[1:3])
+    made: torch.Tensor = mode.new_tensor(shape, image, image.dtype)
+    del packed  # until here, as in the kernel
+    return made
+
+
+def _packed(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a contiguous copy."""
+    if tensor.is_contiguous():
+        return tensor
+    made: torch.Tensor = mode.call(
+        _aten.clone.default, tensor, memory_format=torch.contiguous_format
+    )
+    return made
+
+
+def _grid_sampler_backward(mode: Any, func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    packed = _packed(mode, args[1])  # held to the end
+    mode.record_only(func, args, kwargs)
+    del packed
+    return tuple(mode.new_tensor(tuple(like.shape), like, like.dtype) for like in args[:2])
+
+
 HANDLERS.update(
     {
         _aten._thnn_fused_gru_cell.default: _gru_cell,
@@ -108,6 +136,8 @@ HANDLERS.update(
         _aten.multi_margin_loss_backward.default: _like(1),
         _aten.multilabel_margin_loss_backward.default: _like(1),
         _aten.fractional_max_pool3d_backward.default: _like(1),
+        _aten.cudnn_grid_sampler.default: _grid_sampler,
+        _aten.cudnn_grid_sampler_backward.default: _grid_sampler_backward,
         _aten._nested_tensor_from_mask_left_aligned.default: _left_aligned,
     }
 )

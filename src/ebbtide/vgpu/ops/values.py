@@ -50,3 +50,17 @@ HANDLERS[_aten.is_nonzero.default] = _is_nonzero
 HANDLERS[_aten.equal.default] = _equal
 HANDLERS[_aten._amp_foreach_non_finite_check_and_unscale_.default] = _unscale
 HANDLERS[_aten._amp_update_scale_.default] = _update_scale
+
+
+def register(mode: Any, library: torch.library.Library) -> None:
+    """Answer `torch.tensor([x, y])` of tensors on the GPU.
+
+    It reads each of them below the dispatch modes (`internal_new_from_data` in
+    torch/csrc/utils/tensor_new.cpp of pytorch/pytorch @ 00fc08aa).
+    """
+
+    def scalar(tensor: torch.Tensor) -> Any:
+        mode.tape.event(SYNC)
+        return mode.shadows.scalar(tensor)
+
+    library.impl("_local_scalar_dense", scalar, "CUDA")
