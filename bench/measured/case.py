@@ -14,11 +14,14 @@ Workload = Callable[[Any, Meter], None]
 """Takes a `torch.device` and a meter."""
 
 PEAK = "peak"
+# Notes that a workload makes of what is reserved.
+MODEL, BATCH = "model on the device", "first batch on the device"
 
 # What the process holds beside the caching allocator, as far as the row counts it.
 NO_CONTEXT = "none"
 CATALOGUE = "catalogue"
 GROWTH = "what the context grows by"
+LOADED = "what came after the model was on the device"
 STATED = "stated by the row's source"
 
 
@@ -35,7 +38,7 @@ class Case:
         moment: `PEAK`, or the name of the note at whose moment the row's figure was taken.
         gpu: the catalogue's name.
         torch: the version whose rules apply.
-        context: `NO_CONTEXT`, `CATALOGUE`, `GROWTH` or `STATED`.
+        context: `NO_CONTEXT`, `CATALOGUE`, `GROWTH`, `LOADED` or `STATED`.
         environment: environment variables that the source sets and torch reads.
         assumption: what the row does not say and the workload supposes.
         shared: a name that rows with the very same run have in common; empty for none.

@@ -23,6 +23,9 @@ class Meter(Protocol):
     def allocated(self) -> int:
         """What is allocated now, as `torch.cuda.memory_allocated` says."""
 
+    def reserved(self) -> int:
+        """What the allocator holds now, as `torch.cuda.memory_reserved` says."""
+
     def peak(self) -> int:
         """The peak of what was allocated, as `torch.cuda.max_memory_allocated` says."""
 
@@ -65,6 +68,10 @@ class CountingMeter(TorchDispatchMode):
 
     def allocated(self) -> int:
         """See `Meter`."""
+        return self._now
+
+    def reserved(self) -> int:
+        """See `Meter`; nothing is cached here."""
         return self._now
 
     def peak(self) -> int:

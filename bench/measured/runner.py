@@ -23,7 +23,7 @@ from ebbtide.vgpu.kernels.context import KernelContext
 from ebbtide.vgpu.tape import ALLOC, EMPTY_CACHE, FREE, RECORD_STREAM, Tape
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
 
-from .case import CATALOGUE, GROWTH, PEAK, STATED, Case, Unbuilt, Workload
+from .case import BATCH, CATALOGUE, GROWTH, LOADED, MODEL, PEAK, STATED, Case, Unbuilt, Workload
 from .result import Result
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ class VirtualMeter:
 
     def allocated(self) -> int:
         return self._memory.memory_allocated()
+
+    def reserved(self) -> int:
+        return self._memory.memory_reserved()
 
     def peak(self) -> int:
         return self._memory.max_memory_allocated()
@@ -129,12 +132,16 @@ def _limit(case: Case, spec: Gpu) -> tuple[int, int] | None:
 
 
 def _reserved(tape: Tape, limit: tuple[int, int] | None, tie_break: TieBreak) -> Range:
-    low, likely, high = (
-        _replay(tape, sizes, limit, tie_break)
-        for sizes in (tape.alloc_low, tape.alloc_bytes, tape.alloc_high)
-    )
+    # What each convolution does with where nothing is free: an engine without a workspace.
+    least = [min(pair) for pair in zip(tape.alloc_low, tape.alloc_fallback, strict=True)]
+    likely = _replay(tape, tape.alloc_bytes, limit, tie_break)
     # A smaller workspace may leave holes that a larger one would have filled.
-    return Range(min(low, likely), likely, max(high, likely))
+    ends = [
+        _replay(tape, sizes, limit, tie_break)
+        for sizes in (tape.alloc_low, tape.alloc_high, least)
+        if sizes != tape.alloc_bytes
+    ]
+    return Range(min([likely, *ends]), likely, max([likely, *ends]))
 
 
 def _replay(
@@ -186,15 +193,26 @@ def context_of(case: Case) -> Range:
         found = re.search(r"context alone = (\d+) MiB", case.row.notes)
         stated = int(found[1]) if found else 1343
         return Range.exact(stated * MiB - _FIRST_SEGMENT)
-    if case.context in (CATALOGUE, GROWTH):
+    if case.context in (CATALOGUE, GROWTH, LOADED):
         major, minor = (int(part) for part in case.torch.split(".")[:2])
         whole = context_bytes(find(case.gpu), (major, minor))
         if case.context == CATALOGUE:
             return whole
+        if case.context == LOADED:
+            return Range(0, 0, whole.high - whole.low)
         # The catalogue's lowest figure is the bare context; the kernels and handles that
-        # the run loads come on top, unless the process had loaded them before.
-        return Range(0, whole.likely - whole.low, whole.high - whole.low)
+        # the run loads come on top, unless the process had loaded them before: half of
+        # them in the middle.
+        return Range(0, (whole.likely - whole.low) // 2, whole.high - whole.low)
     return Range.exact(0)
+
+
+def baseline_of(case: Case, figures: Figures) -> Range:
+    """What the source subtracted of what the allocator holds: zero or negative."""
+    if case.context != LOADED:
+        return Range.exact(0)
+    model, batch = (figures.notes[name] for name in (MODEL, BATCH))
+    return Range(-batch, -model, -model)
 
 
 def result_of(case: Case | Unbuilt) -> Result:
@@ -243,4 +261,4 @@ def _predicted(case: Case, figures: Figures) -> tuple[Range, int | None]:
         return Range.exact(figures.allocated_peak), None
     if case.row.kind == "reserved":
         return figures.reserved, None
-    return figures.reserved + context_of(case), figures.allocated_peak
+    return figures.reserved + baseline_of(case, figures) + context_of(case), figures.allocated_peak

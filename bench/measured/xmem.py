@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .case import BATCH, MODEL
+from .meter import Meter
 from .rows import Row, read_configs
 
 ITERATIONS = 4
@@ -78,19 +80,22 @@ def language_model(row: Row) -> nn.Module:
     return model
 
 
-def train_vision(row: Row, device: torch.device, *, image: int = IMAGE) -> None:
+def train_vision(row: Row, device: torch.device, meter: Meter, *, image: int = IMAGE) -> None:
     """The loop for images, (batch, 3, image, image)."""
     model = vision_model(row)
     model.to(device)
+    meter.note(MODEL, meter.reserved())
     model.train()
     optimizer = optimizer_class(row.optimizer)(model.parameters(), lr=0.001)  # type: ignore[call-arg]
     criterion = nn.CrossEntropyLoss()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.1)
     batch = row.batch or 1
-    for _ in range(ITERATIONS):
+    for iteration in range(ITERATIONS):
         inputs, labels = torch.randn(batch, 3, image, image), torch.randint(0, 10, (batch,))
         optimizer.zero_grad()
         inputs, labels = inputs.to(device), labels.to(device)
+        if iteration == 0:
+            meter.note(BATCH, meter.reserved())
         outputs = model(inputs)
         loss = criterion(outputs, labels)
         loss.backward()

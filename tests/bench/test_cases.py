@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from measured import cases
-from measured.case import CATALOGUE, GROWTH, PEAK, STATED, Case, Unbuilt, case_of
+from measured.case import CATALOGUE, GROWTH, LOADED, PEAK, STATED, Case, Unbuilt, case_of
 from measured.rows import read_rows
 
 from ebbtide.workloads.torchvision_mend import mend_torchvision
@@ -60,7 +60,7 @@ def test_only_process_figures_have_a_context(made: dict[str, Case | Unbuilt]) ->
     for case in made.values():
         if isinstance(case, Case):
             process = case.row.kind in ("nvidia-smi", "unknown")
-            assert process == (case.context in (CATALOGUE, GROWTH, STATED)), case.row.id
+            assert process == (case.context in (CATALOGUE, GROWTH, LOADED, STATED)), case.row.id
 
 
 def test_what_the_row_leaves_open_is_said(made: dict[str, Case | Unbuilt]) -> None:

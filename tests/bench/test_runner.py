@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 import torch
 from measured import cases
-from measured.case import CATALOGUE, GROWTH, NO_CONTEXT, STATED, Case, Unbuilt, case_of
+from measured.case import (
+    BATCH,
+    CATALOGUE,
+    GROWTH,
+    LOADED,
+    MODEL,
+    NO_CONTEXT,
+    STATED,
+    Case,
+    Unbuilt,
+    case_of,
+)
 from measured.meter import Meter
 from measured.rows import MIB, read_rows
 from measured.runner import context_of, result_of, run
@@ -69,7 +80,9 @@ def test_a_process_has_its_context_too() -> None:
 def test_growth_is_what_comes_after_the_bare_context() -> None:
     whole = context_bytes(find("rtx-3060"), (2, 6))
     grown = context_of(case(context=GROWTH))
-    assert grown == Range(0, whole.likely - whole.low, whole.high - whole.low)
+    assert grown == Range(0, (whole.likely - whole.low) // 2, whole.high - whole.low)
+    loaded = context_of(case(context=LOADED))
+    assert loaded == Range(0, 0, whole.high - whole.low)
     assert context_of(case(context=NO_CONTEXT)) == Range.exact(0)
 
 
@@ -148,3 +161,19 @@ def test_what_was_measured(row_id: str, within: float) -> None:
 def test_a_recorded_inference_is_met_to_the_byte(kind: str) -> None:
     found = result_of(case_of(BY_ID[f"snap-sil-fwd-fp32-{kind}"]))
     assert abs(found.error) < 0.0002
+
+
+def test_a_late_first_sample_takes_the_model_away() -> None:
+    def run(device: torch.device, meter: Meter) -> None:
+        model = torch.empty(30 * MIB, dtype=torch.uint8, device=device)
+        meter.note(MODEL, meter.reserved())
+        batch = torch.empty(12 * MIB, dtype=torch.uint8, device=device)
+        meter.note(BATCH, meter.reserved())
+        more = torch.empty(50 * MIB, dtype=torch.uint8, device=device)
+        del model, batch, more
+
+    made = case(row=with_kind("nvidia-smi"), context=LOADED, run=run)
+    found = result_of(made)
+    assert found.likely_bytes == 62 * MIB
+    assert found.low_bytes == 50 * MIB
+    assert found.high_bytes == 62 * MIB + context_of(made).high

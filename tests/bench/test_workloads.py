@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from measured import bert_large, cs336_sil, cs336_wed, qwen3, schedtune, small, xmem
+from measured.case import BATCH, MODEL
 from measured.meter import BLOCK, CountingMeter
 from measured.rows import Row, read_rows
 from torch import nn
@@ -267,7 +268,9 @@ def test_the_old_adamw_keeps_two_moments_and_skips_what_has_no_gradient() -> Non
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Adagrad"])
 def test_the_vision_loop_trains(optimizer: str) -> None:
     row = row_of("xmem-MobeNetV3Small_SGD_258_1_174a", batch=2, optimizer=optimizer)
-    xmem.train_vision(row, CPU, image=32)
+    meter = CountingMeter()
+    xmem.train_vision(row, CPU, meter, image=32)
+    assert 0 <= meter.notes[MODEL] <= meter.notes[BATCH]
 
 
 def test_models_have_the_classes_that_the_source_uses() -> None:

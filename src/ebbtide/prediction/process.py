@@ -124,10 +124,11 @@ class Replays:
             squeezed = self.limited(sizes.likely, device)
             fits, likely = squeezed is not None, squeezed or likely
         figure = likely.peak_reserved_bytes
-        # Fragmentation is not monotone: a smaller workspace may reserve more.
+        # Fragmentation is not monotone: a smaller workspace may reserve more. Each convolution
+        # also has an engine that needs none.
         ends = [
             self.unlimited(column).peak_reserved_bytes
-            for column in (sizes.low, sizes.high)
+            for column in (sizes.low, sizes.high, least_sizes(self.trace, sizes.low))
             if not np.array_equal(column, sizes.likely)
         ]
         reserved = Range(min([figure, *ends]), figure, max([figure, *ends]))

@@ -234,3 +234,24 @@ def test_every_tree_is_sound() -> None:
         assert leaves(tree["tree"]) <= 48, key
         assert tree["scale"][0] == 0
         assert all(0 < ratio < 20 for ratio in tree["scale"][1:]), key
+
+
+@pytest.mark.parametrize(
+    ("cudnn", "sm", "tf32", "kept"),
+    [(90100, (8, 6), True, True), (90501, (8, 0), True, True), (90800, (8, 6), True, False),
+     (90100, (7, 5), True, False), (90100, (8, 6), False, False)],
+)  # fmt: skip
+def test_grouped_convolutions_before_9_8(
+    cudnn: int, sm: tuple[int, int], tf32: bool, kept: bool
+) -> None:
+    ctx = KernelContext(
+        capability=sm, torch_version=(2, 6), cudnn_version=cudnn, cudnn_allow_tf32=tf32
+    )
+    x, w, y = meta(312, 48, 43, 43), meta(48, 8, 3, 3), meta(312, 48, 22, 22)
+    for direction in ("fwd", "dgrad", "wgrad"):
+        low, likely, _, label = conv_workspace(direction, x, w, y, 6, (2, 2), (1, 1), (1, 1), ctx)
+        if direction == "fwd":
+            assert label.endswith("inferred") == kept
+            assert (low == 0 and x.nbytes <= likely <= 1.1 * (x.nbytes + w.nbytes)) or not kept
+        else:
+            assert not label.endswith("inferred")
