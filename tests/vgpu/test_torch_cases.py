@@ -54,7 +54,8 @@ class UNet(nn.Module):
         x = held.pop()
         for widen, block in zip(self.up, self.joined, strict=True):
             x = block(torch.cat([held.pop(), widen(x)], 1))
-        return self.head(x)
+        out: Tensor = self.head(x)
+        return out
 
 
 def test_p5_what_evaluation_no_longer_needs_is_freed() -> None:
