@@ -1,4 +1,4 @@
-"""Unmodified scripts, each in a process of its own on the virtual GPU.
+"""Unmodified scripts, each in a fork of its own on the virtual GPU.
 
 None of them knows Ebbtide; each would run on a real GPU. They assert what they
 can about their own results and print "finished" at the end.
@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,27 +80,50 @@ CASES = {
 }
 
 
-def run(script: Path, case: Case, folder: Path) -> tuple[str, dict[str, Any]]:
-    source = str(HERE.parents[1] / "src")
-    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(HERE / "run_virtual.py"),
-            case.gpu,
-            str(int(case.enforce)),
-            str(script),
-            *case.arguments,
-        ],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder), **case.environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    return done.stdout + done.stderr, json.loads(lines[-1].removeprefix(MARK))
+class Runner:
+    """The process that has imported torch and forks for each script."""
+
+    def __init__(self) -> None:
+        source = str(HERE.parents[1] / "src")
+        path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "run_virtual.py")],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, script: str, case: Case, folder: Path) -> tuple[str, dict[str, Any]]:
+        """What the script printed, and what it took."""
+        out = folder.with_name(f"{folder.name}.out")
+        job = {
+            "gpu": case.gpu,
+            "enforce": case.enforce,
+            "script": str(HERE / f"{script}.py"),
+            "arguments": case.arguments,
+            "folder": str(folder),
+            "environment": {"TMPDIR": str(folder), **case.environment},
+            "out": str(out),
+        }
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        code = self._process.stdout.readline()
+        said = out.read_text()
+        assert code.strip() == "0", f"ended with {code}: {said[-9000:]}"
+        lines = [line for line in said.splitlines() if line.startswith(MARK)]
+        return said, json.loads(lines[-1].removeprefix(MARK))
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="session")
+def run() -> Iterator[Runner]:
+    runner = Runner()
+    yield runner
+    runner.close()
 
 
 def test_every_script_is_a_case() -> None:
@@ -116,12 +140,12 @@ def test_no_script_knows_ebbtide(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_script_runs_unmodified(name: str, tmp_path: Path) -> None:
+def test_a_script_runs_unmodified(name: str, tmp_path: Path, run: Runner) -> None:
     case = CASES[name]
     for package in case.needs:
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    said, result = run(HERE / f"{name}.py", case, tmp_path)
+    said, result = run(name, case, tmp_path)
     assert "finished" in said.splitlines()
     for text in case.says:
         assert text in said
@@ -131,26 +155,26 @@ def test_a_script_runs_unmodified(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_that_holds_shapes_only_is_left_behind(tmp_path: Path) -> None:
-    run(HERE / "unet_segmentation.py", CASES["unet_segmentation"], tmp_path)
+def test_nothing_that_holds_shapes_only_is_left_behind(tmp_path: Path, run: Runner) -> None:
+    run("unet_segmentation", CASES["unet_segmentation"], tmp_path)
     left = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert left == []
 
 
 @pytest.mark.slow
-def test_the_same_script_takes_the_same_memory_twice(tmp_path: Path) -> None:
+def test_the_same_script_takes_the_same_memory_twice(tmp_path: Path, run: Runner) -> None:
     case = CASES["ddp_single"]
-    results = [run(HERE / "ddp_single.py", case, tmp_path)[1] for _ in range(2)]
+    results = [run("ddp_single", case, tmp_path)[1] for _ in range(2)]
     assert results[0]["peak_allocated_bytes"] == results[1]["peak_allocated_bytes"]
     assert results[0]["operations"] == results[1]["operations"]
 
 
 @pytest.mark.slow
-def test_the_largest_batch_is_larger_on_a_larger_gpu(tmp_path: Path) -> None:
+def test_the_largest_batch_is_larger_on_a_larger_gpu(tmp_path: Path, run: Runner) -> None:
     largest = []
     for gpu in ("t4", "l4"):
         case = Case(enforce=True, gpu=gpu)
-        said, _ = run(HERE / "batch_finder.py", case, tmp_path)
+        said, _ = run("batch_finder", case, tmp_path)
         found = re.search(r"^largest (\d+)$", said, re.M)
         assert found is not None
         largest.append(int(found[1]))
