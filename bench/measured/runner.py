@@ -199,7 +199,8 @@ def context_of(case: Case) -> Range:
         if case.context == CATALOGUE:
             return whole
         if case.context == LOADED:
-            return Range(0, 0, whole.high - whole.low)
+            # Some libraries may have come later than the model.
+            return Range(0, 0, whole.likely - whole.low)
         # The catalogue's lowest figure is the bare context; the kernels and handles that
         # the run loads come on top, unless the process had loaded them before: half of
         # them in the middle.

@@ -82,7 +82,7 @@ def test_growth_is_what_comes_after_the_bare_context() -> None:
     grown = context_of(case(context=GROWTH))
     assert grown == Range(0, (whole.likely - whole.low) // 2, whole.high - whole.low)
     loaded = context_of(case(context=LOADED))
-    assert loaded == Range(0, 0, whole.high - whole.low)
+    assert loaded == Range(0, 0, whole.likely - whole.low)
     assert context_of(case(context=NO_CONTEXT)) == Range.exact(0)
 
 
