@@ -88,7 +88,7 @@ class Family:
             found.append(
                 Guess(
                     kind="curve-bent",
-                    text=f"{bent} allocations do not grow evenly with the batch: what they are "
+                    text="Some allocations do not grow evenly with the batch: what they are "
                     f"between and beyond the traced batches ({listed}) is drawn through those.",
                     count=bent,
                 )
