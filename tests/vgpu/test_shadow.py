@@ -107,6 +107,12 @@ def test_in_place_from_unknown_forgets(gpu: VirtualGpu) -> None:
     assert gpu.mode.shadows.known(known) is None
 
 
+def test_drawn_in_place_is_forgotten(gpu: VirtualGpu) -> None:
+    known = torch.zeros(4, device="cuda")
+    known.normal_()
+    assert gpu.mode.shadows.known(known) is None
+
+
 def test_sound_values_are_taken_for_granted(gpu: VirtualGpu) -> None:
     loss = torch.randn(3, 3, device="cuda").sum()
     assert bool(torch.isfinite(loss))
@@ -154,3 +160,40 @@ def test_masks_of_floats_are_followed(gpu: VirtualGpu) -> None:
     first = 1 - second.tile(1, 3)
     assert (first * 2).nonzero().shape == (2 * 300, 2)
     assert gpu.guesses == {}
+
+
+def test_a_computed_number_is_none_in_particular(gpu: VirtualGpu) -> None:
+    images = torch.rand(3, 4, 200, 200, device="cuda")
+    real = (images == 0.0).sum(dim=(1, 2, 3)) != 4 * 200 * 200
+    assert real.tolist() == [True] * 3
+    assert (images != 0.0).all().item() is True
+    assert "equality" in gpu.guesses
+    assert "item" not in gpu.guesses
+
+
+def test_a_guess_that_holds_throughout_can_be_written_to(gpu: VirtualGpu) -> None:
+    same = torch.randn(6, device="cuda") == 1.0
+    same[2] = True
+    assert same.nonzero().tolist() == [[2]]
+    large = torch.randn(1 << 17, device="cuda") == 1.0
+    large[5:7] = True
+    assert large.nonzero().shape == (0, 1)
+    large |= torch.randn(1 << 17, device="cuda") > 0
+    assert gpu.mode.shadows.known(large) is None
+
+
+def test_none_is_true_after_it_was_asked_for(gpu: VirtualGpu) -> None:
+    done = torch.randn(6, device="cuda") > 0
+    rows = torch.arange(6, device="cuda")
+    assert rows[done].shape == (6,)
+    assert not torch.any(done)
+    assert not torch.all(done)
+    assert rows[done].shape == (0,)
+    assert rows[~done].shape == (6,)
+
+
+def test_an_operation_that_fails_on_values_loses_them(gpu: VirtualGpu) -> None:
+    counts = torch.tensor([1, 2, 3], device="cuda")
+    places = torch.tensor([7], device="cuda")  # out of bounds, which a GPU says later
+    counts.index_fill_(0, places, 0)
+    assert gpu.mode.shadows.known(counts) is None

@@ -244,8 +244,10 @@ class VirtualMode(TorchDispatchMode):
             if route.mutable or not views:
                 plan.kernel = self.kernels.describe(route.name, fake_args, fake_kwargs, result)
         if outputs:
-            small = self.shadows.small
-            plan.small = all(o is not None and small(o.shape, o.dtype, o.stride) for o in outputs)
+            worth = self.shadows.worth_following
+            plan.small = all(
+                o is not None and worth(func, o.shape, o.dtype, o.stride) for o in outputs
+            )
         if plan.kernel is not None:
             self._launch(plan.kernel)
         self._note_outputs(plan.kernel, result, wrap)

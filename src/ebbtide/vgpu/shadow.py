@@ -9,6 +9,7 @@ it is answered with a plausible dummy, and the guess is counted.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,12 +22,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 _MOST_INTEGERS = 1 << 16
 _MOST_FLOATS = 1 << 14
 # An expanded tensor holds few values and stands for many: up to so many are worked on.
-_MOST_EXPANDED = 1 << 24
+_MOST_EXPANDED = 1 << 26
 _VALUE = "_ebbtide_value"
+_ANY_OF = "_ebbtide_any_of"
 _CPU = torch.device("cpu")
 _aten = torch.ops.aten
 # Asked about unknown values, these are answered as if nothing were wrong.
 _ALL = frozenset({_aten.all.default, _aten.all.dim, _aten.all.dims, _aten._is_all_true.default})
+_ANY = frozenset({_aten.any.default})
 _COUNT = frozenset(
     {
         _aten.sum.default,
@@ -38,6 +41,8 @@ _COUNT = frozenset(
 
 
 _INFINITE = (float("inf"), float("-inf"))
+# A number that was computed is none in particular.
+_EQUALITY = frozenset({_aten.eq.Scalar, _aten.ne.Scalar})
 _SOUND = frozenset({_aten.isfinite.default})
 _UNSOUND = frozenset(
     {_aten.isnan.default, _aten.isinf.default, _aten.isposinf.default, _aten.isneginf.default}
@@ -45,7 +50,9 @@ _UNSOUND = frozenset(
 
 
 def _soundness(func: Any, args: tuple[Any, ...]) -> bool | None:
-    """What a test for infinite or not-a-number finds in sound values; None: no such test.
+    """What a test of sound values finds: none is infinite, not a number, or just so.
+
+    None if `func` is no such test.
 
     `isfinite` is a composite: it arrives as ``x == x`` and ``abs(x) != inf``.
     """
@@ -54,8 +61,7 @@ def _soundness(func: Any, args: tuple[Any, ...]) -> bool | None:
     same = func is _aten.eq.Tensor or func is _aten.ne.Tensor
     if same and args[0] is args[1]:
         return bool(func is _aten.eq.Tensor)
-    infinite = func is _aten.eq.Scalar or func is _aten.ne.Scalar
-    if infinite and args[1] in _INFINITE:
+    if func in _EQUALITY and (args[1] in _INFINITE or args[0].dtype.is_floating_point):
         return bool(func is _aten.ne.Scalar)
     return None
 
@@ -95,6 +101,13 @@ class Shadows:
         """`fake` stands for the real tensor `real`, if that is small."""
         if type(real) is torch.Tensor and self.small(real.shape, real.dtype, _strides(real)):
             setattr(fake, _VALUE, real.detach())
+
+    def worth_following(self, func: Any, shape: Any, dtype: torch.dtype, stride: Any) -> bool:
+        """Whether an output of `func` may carry its values, or a guess that holds throughout.
+
+        What is written to may have carried one.
+        """
+        return func in _EQUALITY or func._schema.is_mutable or self.small(shape, dtype, stride)
 
     @staticmethod
     def known(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -139,12 +152,16 @@ class Shadows:
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Repeat `func` on the values of its arguments and keep what comes out."""
         results = result if isinstance(result, tuple | list) else (result,)
+        view, mutable = func.is_view, func._schema.is_mutable
         if torch.Tag.nondeterministic_seeded in func.tags:
+            if mutable and type(result) is FakeTensor:
+                setattr(result, _VALUE, None)
             return
-        view = func.is_view
         with _disable_current_modes(), torch.no_grad():
             try:
                 real_args = self._swap(args, view)
+                if mutable and _stands_for_many(real_args[0], args[0]):
+                    raise Unknown
                 real_kwargs = {
                     name: None if name == "pin_memory" else self._swap(value, view)
                     for name, value in kwargs.items()
@@ -156,8 +173,10 @@ class Shadows:
                 return
             except Exception:
                 # The operation itself succeeded on metadata; only its value is lost.
+                if mutable and type(result) is FakeTensor:
+                    setattr(result, _VALUE, None)
                 return
-        if func._schema.is_mutable:
+        if mutable:
             value = real_args[0]
         values = value if isinstance(value, tuple | list) else (value,)
         for fake, real in zip(results, values, strict=False):
@@ -192,15 +211,28 @@ class Shadows:
         if func in _ALL:
             value = torch.ones(tuple(result.shape), dtype=torch.bool, device=_CPU)
         elif sound is not None:
-            value = torch.full(tuple(result.shape), sound, device=_CPU)
+            if func in _EQUALITY and args[1] not in _INFINITE:
+                self._note("equality", "computed numbers were taken as different from a constant")
+            value = torch.tensor(sound, device=_CPU).expand(result.shape)
+            if self.small(result.shape, result.dtype):
+                value = value.clone(memory_format=torch.contiguous_format)
         elif func in _COUNT and not result.dtype.is_floating_point and result.numel():
             each = args[0].numel() // result.numel()
             value = torch.full(tuple(result.shape), each, dtype=result.dtype, device=_CPU)
         else:
+            if func in _ANY:
+                setattr(result, _ANY_OF, weakref.ref(args[0]))
             if func._schema.is_mutable and hasattr(result, _VALUE):
                 delattr(result, _VALUE)
             return
         setattr(result, _VALUE, value)
+
+    def _none_of(self, answer: torch.Tensor) -> None:
+        """If `answer` was whether any is true, then from now on none is."""
+        source = getattr(answer, _ANY_OF, lambda: None)()
+        if source is not None and self.known(source) is None and source.dtype is torch.bool:
+            no = torch.zeros((), dtype=torch.bool, device=_CPU)
+            self.remember(source, no.expand(source.shape))
 
     def scalar(self, tensor: torch.Tensor) -> Any:
         """What `tensor.item()` answers."""
@@ -210,6 +242,7 @@ class Shadows:
                 return known.item()
         self._note("item", "a value was read from the GPU (`.item()`, `if tensor:`): a dummy")
         if tensor.dtype is torch.bool:
+            self._none_of(tensor)
             return False
         if tensor.dtype.is_complex:
             return 1 + 0j
@@ -224,6 +257,13 @@ def count_true(values: torch.Tensor) -> int:
             times *= n
             values = values.narrow(dim, 0, 1)
     return int(values.count_nonzero()) * times
+
+
+def _stands_for_many(value: Any, tensor: Any) -> bool:
+    """Whether writing to `value` would change more elements than writing to `tensor` does."""
+    if not isinstance(tensor, FakeTensor):
+        return False
+    return bool(value.untyped_storage().nbytes() < tensor.untyped_storage().nbytes())
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:

@@ -19,6 +19,7 @@ from ebbtide.vgpu.ops import (
     foreach,
     grouped,
     outputs,
+    ranks,
     recurrent,
     transfer,
     transformer,
@@ -26,7 +27,17 @@ from ebbtide.vgpu.ops import (
 )
 
 _TABLE: dict[Any, Any] = {}
-for _module in (attention, dynamic, grouped, outputs, recurrent, transfer, transformer, values):
+for _module in (
+    attention,
+    dynamic,
+    grouped,
+    outputs,
+    ranks,
+    recurrent,
+    transfer,
+    transformer,
+    values,
+):
     _TABLE.update(_module.HANDLERS)
 for _overload in accumulate.OVERLOADS:
     _TABLE[_overload] = accumulate.over_first(_TABLE.get(_overload))

@@ -106,8 +106,9 @@ def _unique(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Every argument of an operation by its name, defaults too."""
     names = func._schema.arguments
-    given = {a.name: a.default_value for a in names if a.has_default_value()}
-    return given | {a.name: value for a, value in zip(names, args, strict=False)} | kwargs
+    given: dict[str, Any] = {a.name: a.default_value for a in names if a.has_default_value()}
+    given.update((a.name, value) for a, value in zip(names, args, strict=False))
+    return {**given, **kwargs}
 
 
 def _fill_mask(tensor: torch.Tensor, indices: Any, rest: Any) -> torch.Tensor | None:
