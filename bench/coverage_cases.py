@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -108,15 +109,25 @@ def _image(name: str) -> int | None:
     return None
 
 
+@contextmanager
+def virtual_gpu() -> Iterator[Any]:
+    """The virtual GPU that is on already, or one for this case alone."""
+    from ebbtide.vgpu.virtual_gpu import VirtualGpu
+
+    if VirtualGpu._active is not None:
+        yield VirtualGpu._active
+        return
+    with VirtualGpu(GPU) as gpu:
+        yield gpu
+
+
 def _attempt(make: Callable[[], Architecture], image: int | None, virtual: bool) -> dict[str, Any]:
     stage = "build"
     try:
         architecture = make()
         options = replace(_options(architecture), image=image)
         if virtual:
-            from ebbtide.vgpu.virtual_gpu import VirtualGpu
-
-            with VirtualGpu(GPU) as gpu:
+            with virtual_gpu() as gpu:
                 training = Training(architecture, options, "cuda")
                 stage = "step"
                 training.step(0)
