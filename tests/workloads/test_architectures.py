@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +50,8 @@ def test_a_name_is_found(target: str, kind: type, cls: str | None) -> None:
 def test_an_unknown_name_offers_near_ones() -> None:
     with pytest.raises(TargetError, match=r"no script, file, model type.*'lama'.*Near: .*llama"):
         find("lama", PLAIN)
+    with pytest.raises(TargetError, match=r"'resnet5o'.*Near: .*resnet50"):
+        find("resnet5o", PLAIN)
 
 
 def test_a_hub_id_offline_says_what_to_pass() -> None:
@@ -131,3 +135,24 @@ class TestCheckpoint:
         path.write_bytes(struct.pack("<Q", len(header)) + header)
         _, options = find(str(path), WorkloadOptions(inference=True))
         assert options.dtype == "bf16"
+
+
+# -- without a library
+
+
+def test_torchvision_needs_nothing_else_and_what_is_missing_is_named() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['transformers'] = sys.modules['timm'] = None\n"
+        "from ebbtide.workloads.architectures import build, find\n"
+        "from ebbtide.workloads.options import WorkloadOptions\n"
+        "options = WorkloadOptions(batch=1, image=32)\n"
+        "for name in ('torchvision/resnet18', 'resnet18'):\n"
+        "    build(find(name, options)[0], options, 'cpu')\n"
+        "find('gpt2', options)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    last = done.stderr.splitlines()[-1]
+    assert "no script, file, model type, torchvision or timm model 'gpt2'" in last
+    assert "Transformers is not installed" in last
+    assert "pip install 'ebbtide[vision]'" in last

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ebbtide.errors import TargetError
+from ebbtide.errors import MissingExtraError, TargetError
 from ebbtide.workloads import hf_config
 from ebbtide.workloads.architecture import Architecture, Running
 from ebbtide.workloads.checkpoint import find_weights, read_checkpoint
@@ -115,9 +115,10 @@ def _not_quantized(stated: Any, name: str, options: WorkloadOptions) -> str:
 
 
 def _types() -> list[str]:
+    """Model types of Transformers; none where that is not installed."""
     try:
         return hf_config.model_types()
-    except TargetError:
+    except MissingExtraError:
         return []
 
 
@@ -129,18 +130,21 @@ def _from_library(target: str) -> Architecture:
 
 
 def _vision(target: str) -> Architecture:
-    from ebbtide.workloads.vision import TimmModel, TorchvisionModel
+    from ebbtide.workloads.vision import TimmModel, TorchvisionModel, model_names
 
+    missing = "" if _types() else "Transformers is not installed, nor are its types known. "
     for kind in (TorchvisionModel, TimmModel):
         try:
             return kind(target)
         except TargetError:
             continue
-    known = [*hf_config.bundled(), *_types()]
+        except MissingExtraError as error:
+            missing += f"{error}. "
+    known = [*hf_config.bundled(), *_types(), *model_names()]
     near = difflib.get_close_matches(target, known, 3, cutoff=0.5)
     hint = f" Near: {', '.join(near)}." if near else ""
     raise TargetError(
         f"There is no script, file, model type, torchvision or timm model {target!r}.{hint} "
-        "Pass a config.json, a model type such as 'llama', a hub id such as "
+        f"{missing}Pass a config.json, a model type such as 'llama', a hub id such as "
         "'meta-llama/Meta-Llama-3-8B', or a timm name such as 'resnet50'."
     )

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ebbtide.errors import MissingExtraError, TargetError, UsageError
 from ebbtide.workloads.architecture import DTYPES
-from ebbtide.workloads.hf_inputs.labels import loss_of
 from ebbtide.workloads.options import WorkloadOptions
+from ebbtide.workloads.sums import sum_of
 from ebbtide.workloads.torchvision_mend import mend_torchvision
 
 DEFAULT_IMAGE = 224
@@ -89,7 +89,7 @@ class TorchvisionModel:
         """Cross-entropy where there are classes, the model's own losses in detection."""
         outputs = self.outputs(model, inputs)
         if "target" not in inputs:
-            return loss_of(outputs)
+            return sum_of(outputs)
         if isinstance(outputs, dict):
             weights = {"out": 1.0, "aux": 0.5}
             parts = [
@@ -202,7 +202,7 @@ class TimmModel:
         outputs = self.outputs(model, inputs)
         if isinstance(outputs, Tensor) and outputs.ndim == 2:
             return nn.functional.cross_entropy(outputs, inputs["target"])
-        return loss_of(outputs)
+        return sum_of(outputs)
 
     def decodes(self) -> bool:
         """Never."""
@@ -212,6 +212,17 @@ class TimmModel:
 def _no_text(name: str, options: WorkloadOptions) -> None:
     if options.seq is not None:
         raise UsageError(f"seq: {name} reads no text")
+
+
+def model_names() -> list[str]:
+    """Every model of torchvision and timm, of those that are installed."""
+    found: list[str] = []
+    for library in (_torchvision, _timm):
+        try:
+            found += library().list_models()
+        except MissingExtraError:
+            continue
+    return found
 
 
 def _torchvision() -> Any:
