@@ -228,6 +228,17 @@ def test_a_signal_ends_everything(
     assert left(tmp_path) == []
 
 
+def test_ctrl_c_before_it_has_begun_is_silent(
+    child: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child("time.sleep(600)")  # as if it still imported
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_request(REQUEST)
+    assert capfd.readouterr() == ("", "")
+    assert left(tmp_path) == []
+
+
 def test_it_works_outside_the_main_thread(child: Any) -> None:
     child("""say("error", kind="TargetError", text="x")""")
     caught: list[BaseException] = []

@@ -113,8 +113,10 @@ def _messages(path: Path) -> Generator[dict[str, Any], None, None]:
         env=_environment(path.parent),
         start_new_session=True,
     )
+    begun = False
     try:
         for line in process.stdout or ():
+            begun = True
             message = json.loads(line)
             if message["event"] == "done":
                 return
@@ -124,6 +126,8 @@ def _messages(path: Path) -> Generator[dict[str, Any], None, None]:
     except GeneratorExit:
         raise
     except BaseException:  # Ctrl-C, mostly
+        if not begun:  # it has nothing to put away, and would show where its import was
+            raise
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, signal.SIGINT)
             process.wait(_GOODBYE_S)
