@@ -85,6 +85,17 @@ def test_no_line_is_wider_than_the_terminal(width: int, index: int) -> None:
         assert len(line) <= width
 
 
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_no_figure_is_cut(width: int) -> None:
+    shown = text([one()], width=width)
+    lines = [line.split() for line in shown.splitlines()]
+    for point in one().curve:
+        wanted = [str(point.batch), *format_bytes(point.process_bytes.likely).split()]
+        assert any(line[:3] == wanted for line in lines)
+    for size in (*filter(None, one().ledger.values()), one().peak_allocated_bytes):
+        assert format_bytes(size) in shown
+
+
 def test_no_colour_where_none_is_wanted() -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, _environ={"NO_COLOR": "1"})

@@ -17,6 +17,7 @@ from ebbtide.units import format_bytes, format_seconds
 
 _MOST_DETAILS = 3  # GPUs that are shown one by one; of more, a table says enough
 _ALIVE_ROWS = 8
+_ROOMY = 76  # columns from which there is room for all of the curve
 _WIDE = 100  # columns from which there is room for what is alive at the peak
 
 
@@ -62,8 +63,13 @@ def _verdict(each: Prediction, console: Console) -> Text:
     return Text(f"{mark} {each.verdict}", style="bold green" if each.fits else "bold red")
 
 
+def _number() -> Column:
+    """A column that is not cut where others can be: half a figure is none."""
+    return Column(justify="right", no_wrap=True)
+
+
 def _figures(each: Prediction) -> Table:
-    grid = Table.grid(Column(), Column(justify="right"), Column(style="dim"), padding=(0, 2, 0, 0))
+    grid = Table.grid(Column(), _number(), Column(style="dim"), padding=(0, 2, 0, 0))
     process = each.process_bytes
     between = f"{format_bytes(process.low)} to {format_bytes(process.high)}"
     exact = process.low == process.high
@@ -86,9 +92,7 @@ def _figures(each: Prediction) -> Table:
 
 
 def _ledger(each: Prediction) -> Table:
-    grid = Table.grid(
-        Column(), Column(justify="right"), Column(justify="right"), Column(ratio=1), expand=True
-    )
+    grid = Table.grid(Column(), _number(), _number(), Column(ratio=1), expand=True)
     grid.padding = (0, 2, 0, 0)
     total = max(each.process_bytes.likely, 1)
     largest = max(each.ledger.values(), default=1) or 1
@@ -134,11 +138,13 @@ def _alive(each: Prediction) -> Table:
 
 
 def _curve(each: Prediction, console: Console) -> Table:
-    timed = any(point.step_s is not None for point in each.curve)
+    roomy = console.width >= _ROOMY
+    timed = roomy and any(point.step_s is not None for point in each.curve)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for title in ("batch", "process", "of GPU"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    if roomy:
+        table.add_column("", no_wrap=True)
     if timed:
         table.add_column("step*", justify="right", no_wrap=True)
         table.add_column("samples/s*", justify="right", no_wrap=True)
@@ -146,13 +152,14 @@ def _curve(each: Prediction, console: Console) -> Table:
     for point in each.curve:
         share = point.process_bytes.likely / each.usable_bytes
         style = "" if point.fits else "red"
-        bar = Bar(share, "green" if point.fits else "red", width=min(30, console.width // 5))
         cells: list[str | Bar | Text] = [
             str(point.batch),
             format_bytes(point.process_bytes.likely),
             f"{100 * share:.0f} %",
-            bar,
         ]
+        if roomy:
+            tint = "green" if point.fits else "red"
+            cells.append(Bar(share, tint, width=min(30, console.width // 5)))
         if timed:
             speed = "" if point.samples_per_s is None else _speed(point.samples_per_s)
             cells += ["" if point.step_s is None else format_seconds(point.step_s), speed]
