@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ebbtide.vgpu.kernels.context import KernelContext
@@ -72,6 +74,8 @@ def test_safe_softmax_holds_the_plain_one_and_a_mask() -> None:
     (stage,) = scratch("_safe_softmax", (x, -1), (x,), A100)
     assert stage.likely == rounded(x.nbytes, x.numel, 32 * 2048, 4, 4)
     assert stage.after_outputs == 1
+    before = replace(A100, torch_version=(2, 4))
+    assert scratch("_safe_softmax", (x, -1), (x,), before) == ()
 
 
 def test_group_norm() -> None:

@@ -40,8 +40,11 @@ def safe_softmax(
     """`_safe_softmax(self, dim, dtype)` of attention without a fused kernel.
 
     transformers/attention.cpp, since 2.5: the softmax, a mask of what is minus infinity,
-    which rows are so altogether, and `where` of them, which is the output.
+    which rows are so altogether, and `where` of them, which is the output. Before, it was
+    the softmax alone.
     """
+    if ctx.torch_version < (2, 5):
+        return contiguous_input(name, inputs, outputs, ctx)
     tensor, out = tensors_of(inputs)[0], outputs[0]
     rows = tensor.numel // max(tensor.shape[int(argument(inputs, 1, -1))], 1)
     scalars = (out.itemsize, out.itemsize)
