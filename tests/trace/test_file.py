@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.prediction.builder import training
 
 from ebbtide.errors import SnapshotError
 from ebbtide.trace.file import load_trace, save_trace
@@ -142,6 +143,34 @@ def test_a_truncated_file(tmp_path: Path, trace: Trace, share: float) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
     with pytest.raises(SnapshotError):
+        load_trace(path)
+
+
+@given(st.data())
+def test_damage_is_noticed_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("trace") / "a.trace"
+    save_trace(training(2), path)
+    content = bytearray(path.read_bytes())
+    for at in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=4)):
+        content[at] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+    try:
+        assert load_trace(path).gpu
+    except SnapshotError as error:
+        assert "a.trace" in str(error)
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.trace"
+    save_trace(trace, path)
+    monkeypatch.setattr("ebbtide.trace.file._MOST_BYTES", 1000)
+    with pytest.raises(
+        SnapshotError, match=r"a\.trace cannot be .* it unpacks to [\d,]+ bytes"
+    ):
         load_trace(path)
 
 

@@ -16,6 +16,7 @@ from ebbtide.prediction.process import Device
 from ebbtide.prediction.result import Prediction
 from ebbtide.prediction.sequence import with_largest_seq
 from ebbtide.prediction.sweep import predict_batches
+from ebbtide.trace.check import check
 from ebbtide.trace.file import load_trace
 from ebbtide.trace.model import Guess, Trace
 from ebbtide.workloads.request import Request
@@ -100,7 +101,9 @@ def _traced(question: Question, progress: Progress | None) -> list[tuple[Traces,
 
 def _saved(request: Request) -> Traces:
     why = "a saved trace is at one batch size" if request.curve else ""
-    return Traces(answer=load_trace(request.target), no_curve=why)
+    trace = load_trace(request.target)
+    check(trace, request.target)
+    return Traces(answer=trace, no_curve=why)
 
 
 def answer(

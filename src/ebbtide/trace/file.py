@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import zipfile
+import zlib
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,23 @@ from ebbtide.errors import SnapshotError
 from ebbtide.trace.model import VERSION, AllocTable, Guess, OpTable, Phase, Trace
 
 _FORMAT = "ebbtide-trace"
+# A trace of a million operations unpacks to about 0.2 GB.
+_MOST_BYTES = 4 << 30
+# What zipfile, zlib, NumPy and json raise for a file that is damaged or made to trouble them.
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    AttributeError,
+    struct.error,
+    SyntaxError,
+)
 
 
 def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -58,14 +77,17 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     """
     try:
         # Opened here, because NumPy leaves a file open that is no archive.
-        with open(path, "rb") as file, zipfile.ZipFile(file):
+        with open(path, "rb") as file, zipfile.ZipFile(file) as parts:
+            unpacked = sum(part.file_size for part in parts.infolist())
+            if unpacked > _MOST_BYTES:
+                raise ValueError(f"it unpacks to {unpacked:,} bytes")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
         header = json.loads(arrays["header"].tobytes())
     except FileNotFoundError as error:
         raise SnapshotError(f"There is no file {os.fspath(path)!r}.") from error
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+    except _UNREADABLE as error:
         raise SnapshotError(f"{os.fspath(path)} cannot be read as a trace: {error}") from error
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise SnapshotError(f"{os.fspath(path)} is no trace of Ebbtide.")
