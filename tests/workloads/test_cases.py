@@ -183,14 +183,21 @@ def test_p10_which_formula_of_activations_holds(
 def test_p20_full_training_may_take_less_than_adapters() -> None:
     """torchtune#794: adapters of a 7B model took more than all of it, stepped in backward.
 
-    torchtune#527 has the peak: 13.99 GB, with Adam's state in paged memory, which is not
-    the allocator's, so that SGD takes the same.
+    The two had other settings. torchtune#527 has the peak of the full one: 13.99 GB, with
+    Adam's state in paged memory, which is not the allocator's, so that SGD takes the same.
     """
-    common: dict[str, Any] = {"dtype": "bf16", "batch": 2, "seq": 128, "checkpointing": True}
-    full = _peak("llama-2-7b", 1, optimizer="sgd", optimizer_in_backward=True, **common)
+    common: dict[str, Any] = {"dtype": "bf16", "batch": 2, "seq": 128}
+    full = _peak(
+        "llama-2-7b",
+        1,
+        optimizer="sgd",
+        optimizer_in_backward=True,
+        checkpointing=True,
+        **common,
+    )
     assert full == pytest.approx(13.99e9, rel=0.02)
-    adapters = _peak("llama-2-7b", 1, lora=Lora(r=8, targets=("q_proj", "v_proj")), **common)
-    assert adapters > full - 0.3e9
+    lora = Lora(r=8, targets=("q_proj", "v_proj"))
+    assert _peak("llama-2-7b", 1, lora=lora, **common) > 1.05 * full
 
 
 def test_p22_each_implementation_has_its_own_peak(tiny: Callable[..., str]) -> None:
