@@ -60,6 +60,24 @@ def test_each_kind_of_layer_remains() -> None:
     assert len(kinds) == text.num_hidden_layers == 6 <= MAX_LAYERS
 
 
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("jamba", {"mamba", "attention"}),
+        ("bamba", {"linear_attention", "full_attention"}),
+        ("granitemoehybrid", {"linear_attention", "full_attention"}),
+        ("recurrent_gemma", {"linear_attention", "sliding_attention"}),
+    ],
+)
+def test_hybrids_keep_an_attention_layer(name: str, kinds: set[str]) -> None:
+    small = shrink(complete(hf_config.from_type(name)))
+    assert small.num_hidden_layers <= MAX_LAYERS
+    named = small.layers_block_type[: small.num_hidden_layers]
+    assert len(set(named)) == 2
+    assert any("attention" in kind and "linear" not in kind for kind in named)
+    assert kinds >= set(named)
+
+
 def test_special_tokens_stay_apart_and_inside() -> None:
     config = complete(hf_config.from_type("qwen2_5_vl"))
     small = shrink(config)
@@ -87,6 +105,10 @@ def test_published_gaps_are_filled() -> None:
     llava = complete(hf_config.from_type("llava"))
     assert llava.text_config.vocab_size > llava.image_token_id
     assert llava.text_config.vocab_size % 64 == 0
+    bamba = complete(hf_config.from_type("bamba"))
+    assert bamba.attn_layer_indices == [9, 18, 27]
+    granite = complete(hf_config.from_type("granitemoehybrid")).layer_types
+    assert [i for i, kind in enumerate(granite) if kind == "full_attention"] == [5, 15, 25]
     assert complete(hf_config.from_type("informer")).prediction_length > 0
     qwen = complete(hf_config.from_type("qwen2_5_vl"))
     assert qwen.vision_config.out_hidden_size == qwen.text_config.hidden_size

@@ -15,6 +15,10 @@ PLACEHOLDERS = ("_token_id", "_token_index")
 # Published vocabularies are padded to a multiple of 64 for the tensor cores.
 MULTIPLE = 64
 HORIZON = 24
+# Which layers attend: `config.json` of ibm-ai-platform/Bamba-9B, and of
+# ibm-granite/granite-4.0-tiny-preview.
+BAMBA = (9, 18, 27)
+GRANITE = slice(5, None, 10)
 
 
 def complete(config: PretrainedConfig) -> PretrainedConfig:
@@ -25,6 +29,7 @@ def complete(config: PretrainedConfig) -> PretrainedConfig:
         if read(part, "pad_token_id") is None and "pad_token_id" in vars(part):
             part.pad_token_id = 0
         _horizon(part)
+        _attend(part)
     _image_token(config)
     _join(config)
     _fit_vocabulary(config)
@@ -49,6 +54,16 @@ def _horizon(config: PretrainedConfig) -> None:
         config.prediction_length = HORIZON
     if "context_length" in vars(config) and config.context_length is None:
         config.context_length = config.prediction_length
+
+
+def _attend(config: PretrainedConfig) -> None:
+    """Give hybrids whose default has no attention layer those of Bamba-9B and Granite 4 tiny."""
+    if "attn_layer_indices" in vars(config) and config.attn_layer_indices is None:
+        config.attn_layer_indices = [i for i in BAMBA if i < config.num_hidden_layers]
+    kinds = vars(config).get("layer_types")
+    if config.model_type == "granitemoehybrid" and kinds and set(kinds) == {"linear_attention"}:
+        for i in range(*GRANITE.indices(len(kinds))):
+            kinds[i] = "full_attention"
 
 
 def _join(config: PretrainedConfig) -> None:

@@ -60,7 +60,7 @@ def _build(cls: type[PreTrainedModel], config: PretrainedConfig) -> nn.Module:
 
 
 def _count(model: nn.Module, cls: type[PreTrainedModel], request: Request, call: str) -> int | None:
-    holder = next((m for m in (model, getattr(model, "model", None)) if hasattr(m, call)), None)
+    holder = next((module for module in model.modules() if hasattr(module, call)), None)
     if holder is None:
         return None
     single = Request(

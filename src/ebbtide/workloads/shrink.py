@@ -147,7 +147,8 @@ def _whole(value: Any) -> bool:
 
 def _layers_needed(values: dict[str, Any], before: int, layers: int) -> int:
     """The shortest prefix that has every kind of layer named in a list of one a layer."""
-    needed = max(layers, 1 + (values.get("attn_layer_offset") or 0))
+    pattern = values.get("block_types") or ()  # one round, which all layers repeat
+    needed = max(layers, 1 + (values.get("attn_layer_offset") or 0), len(pattern))
     for value in values.values():
         if not isinstance(value, (list, tuple)) or before < 2 or len(value) != before:
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ebbtide.workloads.hf_inputs.request import Maker, Request, first
+from ebbtide.workloads.hf_inputs.request import Maker, Request, first, parts
 
 SECOND = 16_000
 FRAMES = 128
@@ -22,7 +22,8 @@ def waveform(request: Request) -> Tensor:
 
 def bins(request: Request) -> int:
     """Mel bins of a spectrogram."""
-    return int(first((request.audio, request.config), *BINS, "input_size") or 80)
+    near = first((request.audio, request.config), *BINS, "input_size")
+    return int(near or first(tuple(parts(request.config)), *BINS) or 80)
 
 
 def frames(request: Request) -> int:
