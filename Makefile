@@ -49,7 +49,9 @@ accuracy: $(STAMP) ## Compare with every measured row; fails above the bounds
 	$(BIN)/python bench/accuracy.py
 
 coverage-models: $(STAMP) ## Count the Transformers, timm and torchvision models that work
-	$(BIN)/python bench/coverage_models.py
+	$(BIN)/python bench/coverage_models.py --suite transformers
+	$(BIN)/python bench/coverage_models.py --suite torchvision
+	$(BIN)/python bench/coverage_models.py --suite timm
 
 gpu: ## On a CUDA machine: compare predictions with what the GPU measures
 	bash bench/gpu_check.sh
