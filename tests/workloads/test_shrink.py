@@ -114,6 +114,23 @@ def test_published_gaps_are_filled() -> None:
     assert qwen.vision_config.out_hidden_size == qwen.text_config.hidden_size
 
 
+@pytest.mark.parametrize("name", ["ministral", "hunyuan_v1_dense", "nemotron", "llama"])
+def test_heads_are_stated(name: str) -> None:
+    config = complete(hf_config.from_type(name))
+    assert config.num_attention_heads % config.num_key_value_heads == 0
+    if "head_dim" in vars(config):
+        assert config.head_dim == config.hidden_size // config.num_attention_heads
+
+
+def test_what_is_stated_is_kept() -> None:
+    config = hf_config.from_type("llama")
+    config.num_key_value_heads, config.head_dim = 2, 48
+    complete(config)
+    assert (config.num_key_value_heads, config.head_dim) == (2, 48)
+    assert complete(hf_config.from_type("esm")).vocab_size == 33
+    assert complete(hf_config.from_type("deepseek_v2")).num_experts_per_tok == 6
+
+
 def test_parts_are_walked_outermost_first() -> None:
     config = hf_config.from_type("clip")
     assert next(parts(config)).model_type == "clip"

@@ -15,6 +15,8 @@ PLACEHOLDERS = ("_token_id", "_token_index")
 # Published vocabularies are padded to a multiple of 64 for the tensor cores.
 MULTIPLE = 64
 HORIZON = 24
+# What defaults leave out: `config.json` of facebook/esm2_t33_650M_UR50D, deepseek-ai/DeepSeek-V2.
+PUBLISHED = {"esm": {"vocab_size": 33}, "deepseek_v2": {"num_experts_per_tok": 6}}
 # Which layers attend: `config.json` of ibm-ai-platform/Bamba-9B, and of
 # ibm-granite/granite-4.0-tiny-preview.
 BAMBA = (9, 18, 27)
@@ -30,6 +32,10 @@ def complete(config: PretrainedConfig) -> PretrainedConfig:
             part.pad_token_id = 0
         _horizon(part)
         _attend(part)
+        _heads(part)
+        for name, value in PUBLISHED.get(str(part.model_type), {}).items():
+            if vars(part).get(name, value) is None:
+                setattr(part, name, value)
     _image_token(config)
     _join(config)
     _fit_vocabulary(config)
@@ -64,6 +70,18 @@ def _attend(config: PretrainedConfig) -> None:
     if config.model_type == "granitemoehybrid" and kinds and set(kinds) == {"linear_attention"}:
         for i in range(*GRANITE.indices(len(kinds))):
             kinds[i] = "full_attention"
+
+
+def _heads(config: PretrainedConfig) -> None:
+    """As many heads of keys as of queries, and heads that share the width, where not stated."""
+    stated = vars(config)
+    heads, width = stated.get("num_attention_heads"), stated.get("hidden_size")
+    if not isinstance(heads, int) or not heads or not isinstance(width, int):
+        return
+    if stated.get("num_key_value_heads", heads) is None:
+        config.num_key_value_heads = heads
+    if stated.get("head_dim", width) is None:
+        config.head_dim = width // heads
 
 
 def _join(config: PretrainedConfig) -> None:

@@ -17,6 +17,7 @@ from ebbtide.workloads.hf_inputs.request import (
     image_size,
     patch_size,
 )
+from ebbtide.workloads.hf_inputs.text import token_ids
 from ebbtide.workloads.hf_inputs.vision import images, patches, video
 
 
@@ -188,6 +189,13 @@ def _tile_count(request: Request) -> int:
     return int(first(request.vision, "max_num_tiles") or 4)
 
 
+def _question(request: Request) -> Tensor:
+    """``[batch, seq]`` that begins with the token which stands for what is asked."""
+    ids: Tensor = token_ids(request)
+    ids[:, 0] = int(request.config.question_token_id)
+    return ids
+
+
 MAKERS: dict[str, Maker] = {
     "task_inputs": lambda r: r.ints(100, r.batch, int(first(r.config, "task_seq_len") or 77)),
     "query_embeds": lambda r: r.floats(
@@ -247,6 +255,7 @@ RULES: dict[str, dict[str, Maker]] = {
     "pe_audio": _MONO,
     "pe_audio_encoder": _MONO,
     "pixtral": _SIZES,
+    "splinter": {"input_ids": _question},
     "timesformer": {"pixel_values": video},
     "videomae": {"pixel_values": video},
     "vivit": {"pixel_values": video},
