@@ -86,6 +86,10 @@ def test_images_are_those_of_torchvisions_recipes(name: str, image: int | None, 
 
 def test_videos_have_frames() -> None:
     assert TorchvisionModel("r3d_18").make_inputs(OPTIONS, 1, CPU)["x"].shape == (1, 3, 16, 64, 64)
+    own = replace(OPTIONS, image=None)
+    for name, side in {"r3d_18": 112, "s3d": 224, "swin3d_t": 224, "mvit_v1_b": 224}.items():
+        shape = TorchvisionModel(name).make_inputs(own, 1, CPU)["x"].shape
+        assert shape == (1, 3, 16, side, side)
 
 
 @pytest.mark.parametrize("name", ["resnet10t", "mobilenetv3_small_050", "vit_tiny_patch16_224"])

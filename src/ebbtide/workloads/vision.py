@@ -21,6 +21,7 @@ DETECTION_IMAGE = 800
 SEGMENTATION_IMAGE = 480
 INCEPTION_IMAGE = 299
 VIDEO_IMAGE = 112
+WIDE_VIDEO = ("mvit", "s3d", "swin3d")  # cropped to 224: their weights' own transforms
 
 
 class TorchvisionModel:
@@ -111,7 +112,7 @@ class TorchvisionModel:
         if self.kind == "segmentation":
             return SEGMENTATION_IMAGE
         if self.kind == "video":
-            return VIDEO_IMAGE
+            return DEFAULT_IMAGE if self.name.startswith(WIDE_VIDEO) else VIDEO_IMAGE
         return INCEPTION_IMAGE if "inception" in self.name else DEFAULT_IMAGE
 
     def _shape(self, side: int) -> tuple[int, ...]:
