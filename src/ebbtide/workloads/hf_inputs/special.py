@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -191,9 +192,10 @@ def _tile_count(request: Request) -> int:
 
 def _question(request: Request) -> Tensor:
     """``[batch, seq]`` that begins with the token which stands for what is asked."""
-    ids: Tensor = token_ids(request)
+    # Made on the host, as a tokenizer does: the model looks for the token.
+    ids: Tensor = token_ids(replace(request, device=torch.device("cpu")))
     ids[:, 0] = int(request.config.question_token_id)
-    return ids
+    return ids.to(request.device)
 
 
 MAKERS: dict[str, Maker] = {
