@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ebbtide.errors import TargetError, UsageError
+from ebbtide.vgpu.virtual_gpu import VirtualGpu
 from ebbtide.workloads import hf_config
 from ebbtide.workloads.hf import TransformersModel
 from ebbtide.workloads.hf_heads import model_class, task_of
@@ -178,3 +179,11 @@ def test_ordinary_tokens_are_never_placeholders() -> None:
     ids = inputs_for(model.cls, request)["input_ids"]
     special = {model.config.boi_token_index, model.config.eoi_token_index}
     assert not special & set(ids.unique().tolist())
+
+
+def test_a_question_is_marked_and_known_on_a_virtual_gpu() -> None:
+    model = _small("splinter", TEXT)
+    ids = model.make_inputs(TEXT, 2, torch.device("cpu"))["input_ids"]
+    assert (ids[:, 0] == model.config.question_token_id).all()
+    with VirtualGpu("l4"):
+        Training(model, TEXT, "cuda").step(0)
