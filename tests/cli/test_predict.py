@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,15 @@ def test_json_is_one_document_and_nothing_else(show: Show, saved: Path) -> None:
     assert [each["gpu"] for each in json.loads(out)] == ["t4", "l4"]
 
 
+def test_the_settings_that_a_trace_was_made_with_are_told(show: Show, saved: Path) -> None:
+    assert json.loads(show(saved, "--json")[1])["assumed"] == ""
+    trace = training(8)
+    assumed = "training, batch 8, 512 tokens, float32, AdamW; configuration: bundled gpt2"
+    save_trace(replace(trace, meta={**trace.meta, "assumed": assumed}), saved)
+    assert json.loads(show(saved, "--json")[1])["assumed"] == assumed
+    assert show(saved)[1].splitlines()[1] == f"  {assumed}"
+
+
 def test_what_does_not_fit_one_of_them_is_code_1(show: Show, tmp_path: Path) -> None:
     path = tmp_path / "large.trace"
     save_trace(training(5_000, width=4096, layers=2), path)
@@ -115,8 +125,9 @@ def test_they_are_overwritten_on_request_only(show: Show, saved: Path, tmp_path:
         (["--seconds", "nan"], "--seconds: expected a time above zero, got nan"),
         (["--dtype", "int7"], "dtype: expected one of fp32, bf16, fp16, got 'int7'"),
         (["--lora", "x"], "lora: expected a rank and layer names"),
-        (["--quantize", "int8"], "quantize: int8 weights have no gradient."),
-        (["--kv-tokens", "9"], "kv_tokens: a cache is held in inference only."),
+        (["--quantize", "int8"], "--quantize does nothing here"),
+        (["--kv-tokens", "9"], "--kv-tokens does nothing here"),
+        (["--kv-tokens", "9", "--lora", "4"], "kv_tokens: a cache is held in inference only"),
         (["--seq", "9"], "--seq does nothing here"),
         (["--html", "no/r.html"], "no/r.html cannot be written: there is no folder no."),
         (["--html", "."], ". is a folder. Name a file."),

@@ -61,6 +61,15 @@ def test_the_verdict_is_the_first_line() -> None:
     assert no == f"\N{HEAVY BALLOT X} {three()[0].verdict}"
 
 
+def test_the_assumed_settings_stand_under_the_verdict() -> None:
+    assumed = "training, batch 8, 512 tokens, float32, AdamW; configuration: [x]"
+    lines = text([replace(one(), assumed=assumed)]).splitlines()
+    assert lines[1:3] == [f"  {assumed}", ""]
+    many = [replace(each, assumed=assumed) for each in three()]
+    assert text([*many, *many], width=200).count(assumed) == 1
+    assert text([one()]).splitlines()[1] == ""
+
+
 def test_the_ledger_leaves_out_what_is_zero() -> None:
     shown = text([one()])
     for name, size in one().ledger.items():

@@ -28,6 +28,15 @@ def test_the_verdict_comes_first() -> None:
     assert html.index(verdict) < html.index("max_memory_allocated()") < html.index("<h2>")
 
 
+def test_the_assumed_settings_stand_in_the_head() -> None:
+    made = replace(one(), assumed="training, batch 8; configuration: a <b>")
+    html = report([made], "gpt2")
+    head = html[html.index("<header>") : html.index("</header>")]
+    assert '<p class="soft">Training, batch 8; configuration: a &lt;b&gt;.</p>' in head
+    html = report([one()], "train.py")
+    assert html[html.index("<h1>") : html.index("</header>")] == "<h1>train.py</h1>"
+
+
 def test_the_three_figures_are_named() -> None:
     html = report([one()], "train.py")
     for name, size in (

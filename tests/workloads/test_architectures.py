@@ -91,6 +91,18 @@ def test_training_or_inference(tiny: Callable[..., str]) -> None:
     assert isinstance(inference, Inference) and inference.optimizer is None
 
 
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+def test_for_inference_a_configuration_says_the_dtype(tiny: Callable[..., str], field: str) -> None:
+    path = tiny(**{field: "bfloat16"})
+    assert find(path, WorkloadOptions(inference=True))[1].dtype == "bf16"
+    assert find(path, WorkloadOptions(inference=True, dtype="fp32"))[1].dtype == "fp32"
+    architecture, options = find(path, PLAIN)
+    assert options == PLAIN and isinstance(architecture, TransformersModel)
+    said = "weights taken as float32; the configuration says bfloat16 (--dtype bf16)"
+    assert architecture.notes == {"dtype": said}
+    assert find(path, WorkloadOptions(dtype="bf16"))[0].notes == {}  # type: ignore[attr-defined]
+
+
 class TestCheckpoint:
     """A folder with weights decides their dtype and format; only headers are read."""
 
@@ -99,6 +111,13 @@ class TestCheckpoint:
         save_file({"w": torch.zeros(8, 8, dtype=torch.bfloat16)}, folder / "m.safetensors")
         _, options = find(str(folder), WorkloadOptions(inference=True))
         assert options.dtype == "bf16" and options.quantize is None
+
+    def test_another_dtype_is_taken_where_it_is_asked_for(self, tiny: Callable[..., str]) -> None:
+        folder = Path(tiny(dtype="float16")).parent
+        save_file({"w": torch.zeros(8, 8, dtype=torch.bfloat16)}, folder / "m.safetensors")
+        for asked in ("fp32", "fp16"):
+            _, options = find(str(folder), WorkloadOptions(inference=True, dtype=asked))
+            assert options.dtype == asked
 
     def test_an_8_bit_checkpoint_stays_so(self, tiny: Callable[..., str]) -> None:
         folder = Path(tiny()).parent
@@ -124,7 +143,7 @@ class TestCheckpoint:
         path = tmp_path / "m.safetensors"
         save_file({"a": torch.zeros(3)}, path)
         architecture, options = find(str(path), PLAIN)
-        with pytest.raises(UsageError, match="Add --inference"):
+        with pytest.raises(UsageError, match="only its weights can be placed, for inference"):
             build(architecture, options, "cpu")
 
     def test_weights_are_never_read(self, tmp_path: Path) -> None:

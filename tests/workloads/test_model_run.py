@@ -135,6 +135,20 @@ def test_a_length_of_its_own(tiny: Tiny) -> None:
     assert trace.meta["seq"] == trace.meta["longest_seq"] == 128
 
 
+def test_the_settings_are_told(tiny: Tiny) -> None:
+    path = tiny(dtype="bfloat16")
+    trace = architecture(path, seq=16)
+    told = f"training, batch 8, 16 tokens, float32, AdamW; configuration: {path}"
+    assert trace.meta["assumed"] == told
+    assert [guess.kind for guess in trace.guesses] == ["dtype"]
+    trace = architecture(path, inference=True, kv_tokens=32)
+    assert trace.guesses == ()
+    assert trace.meta["assumed"] == (
+        "inference, 1 request, cache of 32 tokens each, prompt of 128 tokens, bfloat16; "
+        f"configuration: {path}"
+    )
+
+
 def test_inference_counts_no_accumulation(tiny: Tiny) -> None:
     trace = architecture(tiny(), batch=2, seq=16, inference=True)
     assert (trace.meta["accumulated"], trace.meta["steps"]) == (1, 0)

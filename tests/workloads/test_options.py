@@ -22,7 +22,8 @@ from ebbtide.workloads.options import (
 def test_defaults_leave_sizes_to_the_architecture() -> None:
     options = WorkloadOptions()
     assert (options.batch, options.seq, options.image, options.kv_tokens) == (None,) * 4
-    assert options.dtype == "fp32" and options.amp is None
+    assert (options.dtype, options.amp, options.optimizer) == (None,) * 3
+    assert options.of_training() == ()
 
 
 @pytest.mark.parametrize("name", ["batch", "seq", "image", "grad_accum", "steps"])
@@ -66,17 +67,26 @@ def test_an_unknown_choice_lists_the_known(name: str, wrong: str, choices: tuple
 @pytest.mark.parametrize("kind", QUANTIZATIONS)
 def test_quantised_weights_are_not_trained_alone(kind: str) -> None:
     with pytest.raises(UsageError, match="Add --lora"):
-        WorkloadOptions(quantize=kind)
-    assert WorkloadOptions(quantize=kind, inference=True).quantize == kind
-    assert WorkloadOptions(quantize=kind, lora=Lora(r=8)).quantize == kind
+        WorkloadOptions(quantize=kind).check_trainable()
+    WorkloadOptions(quantize=kind, inference=True).check_trainable()
+    WorkloadOptions(quantize=kind, lora=Lora(r=8)).check_trainable()
 
 
 def test_a_cache_holds_at_least_the_prompt() -> None:
-    with pytest.raises(UsageError, match="Add --inference"):
-        WorkloadOptions(kv_tokens=10)
     with pytest.raises(UsageError, match="at least the 64 tokens of the prompt"):
         WorkloadOptions(kv_tokens=63, seq=64, inference=True)
     assert WorkloadOptions(kv_tokens=64, seq=64, inference=True).kv_tokens == 64
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"optimizer": "adamw"}, {"lora": Lora(r=4)}, {"grad_accum": 2}, {"checkpointing": True}],
+)
+def test_training_holds_no_cache(other: dict[str, Any]) -> None:
+    (name,) = other
+    with pytest.raises(UsageError, match=f"^kv_tokens: .* inference only, where {name} would do"):
+        WorkloadOptions(kv_tokens=9, **other)
+    assert WorkloadOptions(**other).of_training() == (name,)
 
 
 @pytest.mark.parametrize("other", [{"grad_accum": 2}, {"amp": "fp16"}])

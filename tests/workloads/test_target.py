@@ -30,7 +30,7 @@ OTHERS: dict[str, Any] = {
     "inference": True,
     "steps": 5,
 }
-TOGETHER = {"quantize": "int8", "kv_tokens": 9}  # only with --inference
+OTHERS |= {"quantize": "int8", "kv_tokens": 9}
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def script(tmp_path: Path) -> str:
 
 
 def test_every_option_is_in_the_table_above() -> None:
-    assert {field.name for field in fields(WorkloadOptions)} == {"batch", *OTHERS, *TOGETHER}
+    assert {field.name for field in fields(WorkloadOptions)} == {"batch", *OTHERS}
 
 
 def test_a_script_with_its_batch_among_the_arguments(script: str) -> None:
@@ -109,6 +109,42 @@ def test_everything_else_is_an_architecture(target: str) -> None:
     options = WorkloadOptions(seq=9, batch=2)
     made = resolve(target, options=options)
     assert (made.kind, made.batch, made.options) == ("architecture", 2, options)
+
+
+@pytest.mark.parametrize("target", ["gpt2", "config.json", "m.safetensors"])
+def test_a_cache_means_inference(target: str) -> None:
+    assert resolve(target, options=WorkloadOptions(kv_tokens=9)).options.inference
+
+
+@pytest.fixture(params=["folder", "m.safetensors"])
+def checkpoint(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(b"")  # a header is read later
+    return str(path.parent if request.param == "folder" else path)
+
+
+def test_a_checkpoint_is_for_inference(checkpoint: str) -> None:
+    assert resolve(checkpoint).options == WorkloadOptions(inference=True)
+    found = resolve(checkpoint, options=WorkloadOptions(quantize="nf4", seq=9)).options
+    assert found == WorkloadOptions(quantize="nf4", seq=9, inference=True)
+
+
+@pytest.mark.parametrize("option", ["optimizer", "grad_accum", "checkpointing", "lora"])
+def test_a_checkpoint_is_trained_where_an_option_says_so(checkpoint: str, option: str) -> None:
+    asked = WorkloadOptions(**{option: OTHERS[option]})
+    assert resolve(checkpoint, options=asked).options == asked
+
+
+def test_quantised_weights_are_not_trained_alone(checkpoint: str) -> None:
+    asked = WorkloadOptions(quantize="int8", optimizer="sgd")
+    for target, options in (("gpt2", WorkloadOptions(quantize="int8")), (checkpoint, asked)):
+        with pytest.raises(UsageError, match="int8 weights have no gradient"):
+            resolve(target, options=options)
+
+
+def test_a_configuration_alone_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert not resolve(str(tmp_path)).options.inference
 
 
 def test_a_saved_trace_is_as_it_is() -> None:

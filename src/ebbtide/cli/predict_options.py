@@ -32,7 +32,7 @@ Batch = Annotated[
     int | None,
     typer.Option(
         help="Batch size. In a script's arguments, {batch} stands for it; data loaders are given "
-        "it where no argument has it.",
+        "it where no argument has it. Of an architecture, 8 by default; for inference, 1 request.",
         metavar="N",
     ),
 ]
@@ -75,7 +75,10 @@ Force = Annotated[
 Seq = Annotated[
     int | None,
     typer.Option(
-        help="Tokens a sample; for inference, of the prompt.", metavar="N", rich_help_panel=_MODEL
+        help="Tokens a sample; for inference, of the prompt. Default: 512, or as many as the "
+        "model has positions for.",
+        metavar="N",
+        rich_help_panel=_MODEL,
     ),
 ]
 Image = Annotated[
@@ -83,9 +86,12 @@ Image = Annotated[
     typer.Option(help="Side of an image, in pixels.", metavar="PIXELS", rich_help_panel=_MODEL),
 ]
 Dtype = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="Of the parameters: fp32, bf16 or fp16.", metavar="DTYPE", rich_help_panel=_MODEL
+        help="Of the parameters: fp32, bf16 or fp16. Default: as a checkpoint stores them; for "
+        "inference, as the configuration says; else fp32.",
+        metavar="DTYPE",
+        rich_help_panel=_MODEL,
     ),
 ]
 Amp = Annotated[
@@ -93,9 +99,9 @@ Amp = Annotated[
     typer.Option(help="Autocast to bf16 or fp16.", metavar="DTYPE", rich_help_panel=_MODEL),
 ]
 Optimizer = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="adamw, adam, sgd, momentum, adagrad, rmsprop, adafactor or none.",
+        help="adamw (the default), adam, sgd, momentum, adagrad, rmsprop, adafactor or none.",
         metavar="NAME",
         rich_help_panel=_MODEL,
     ),
@@ -126,12 +132,18 @@ Quantize = Annotated[
 ]
 Inference = Annotated[
     bool,
-    typer.Option("--inference", help="No gradients. (Functions too.)", rich_help_panel=_MODEL),
+    typer.Option(
+        "--inference",
+        help="No gradients. (Functions too.) The default for a checkpoint, where no option of "
+        "training is given.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 KvTokens = Annotated[
     int | None,
     typer.Option(
-        help="Tokens a request holds in its KV cache at the end; --batch counts requests.",
+        help="For inference: tokens a request holds in its KV cache at the end; --batch counts "
+        "requests.",
         metavar="N",
         rich_help_panel=_MODEL,
     ),

@@ -26,6 +26,7 @@ def render(predictions: Sequence[Prediction], console: Console) -> None:
     if len(predictions) > 1:
         console.print(_comparison(predictions, console))
         if len(predictions) > _MOST_DETAILS:
+            _assumed(predictions[0], console)
             console.print("\nName fewer GPUs to see what fills the memory of each.")
             return
     for each in predictions:
@@ -41,6 +42,7 @@ def render(predictions: Sequence[Prediction], console: Console) -> None:
 
 def _details(each: Prediction, console: Console) -> None:
     console.print(_verdict(each, console))
+    _assumed(each, console)
     console.print()
     console.print(Padding(_figures(each), (0, 0, 0, 2)))
     console.print()
@@ -61,6 +63,11 @@ def _verdict(each: Prediction, console: Console) -> Text:
     else:
         mark = "\N{HEAVY CHECK MARK}" if each.fits else "\N{HEAVY BALLOT X}"
     return Text(f"{mark} {each.verdict}", style="bold green" if each.fits else "bold red")
+
+
+def _assumed(each: Prediction, console: Console) -> None:
+    if each.assumed:
+        console.print(Padding(Text(each.assumed, style="dim"), (0, 0, 0, 2), expand=False))
 
 
 def _number() -> Column:

@@ -33,7 +33,9 @@ def report(predictions: Sequence[Prediction], title: str) -> str:
     charts: dict[str, Chart] = {}
     sections = [_section(prediction, charts) for prediction in predictions]
     above = '<p class="soft">Ebbtide: predicted GPU memory</p>'
-    head = f"<header>{above}<h1>{escape(title)}</h1></header>"
+    assumed = predictions[0].assumed if predictions else ""
+    below = f'<p class="soft">{escape(_capital(assumed))}.</p>' if assumed else ""
+    head = f"<header>{above}<h1>{escape(title)}</h1>{below}</header>"
     compared = _comparison(predictions) if len(predictions) > 1 else ""
     body = f"{head}\n<main>\n{compared}\n{''.join(sections)}\n</main>\n{_footer(predictions)}"
     return page(f"{title}: predicted GPU memory", body, charts)
@@ -71,7 +73,7 @@ def _comparison(predictions: Sequence[Prediction]) -> str:
 
 
 def _section(each: Prediction, charts: dict[str, Chart]) -> str:
-    verdict = each.verdict[:1].upper() + each.verdict[1:]
+    verdict = _capital(each.verdict)
     reach = (
         f"{format_bytes(each.process_bytes.low)} to {format_bytes(each.process_bytes.high)} "
         f"of {format_bytes(each.usable_bytes)} usable"
@@ -290,6 +292,10 @@ def _add(charts: dict[str, Chart], chart: Chart) -> str:
             return key
     charts[key := f"chart{len(charts)}"] = chart
     return key
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _anchor(gpu: str) -> str:

@@ -169,6 +169,7 @@ def _finished(
     return replace(
         each,
         batch=batch,
+        assumed=str(trace.meta.get("assumed", "")),
         samples_per_s=speed(each.samples_per_s),
         curve=tuple(
             replace(point, samples_per_s=speed(point.samples_per_s)) for point in each.curve

@@ -63,6 +63,7 @@ class Prediction:
         curve: by batch size; empty where not asked for.
         timeline: for the chart; None where not asked for.
         guesses: what was assumed.
+        assumed: the settings of an architecture, in a line; "" where the workload sets them.
         retries: how often the allocator had to free its cached blocks to go on.
         torch_version: the torch whose behaviour was modelled.
         seconds: how long the prediction took.
@@ -94,6 +95,7 @@ class Prediction:
     curve: tuple[CurvePoint, ...] = ()
     timeline: Timeline | None = None
     guesses: tuple[Guess, ...] = ()
+    assumed: str = ""
     retries: int = 0
     torch_version: str = ""
     seconds: float = 0.0

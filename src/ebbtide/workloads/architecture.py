@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from ebbtide.workloads.options import WorkloadOptions
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# None where neither the user nor a configuration says.
+DTYPES: dict[str | None, torch.dtype] = {
+    None: torch.float32,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 class Architecture(Protocol):

@@ -12,6 +12,7 @@ from ebbtide.workloads import hf_config
 from ebbtide.workloads.architecture import Architecture, Running
 from ebbtide.workloads.checkpoint import find_weights, read_checkpoint
 from ebbtide.workloads.options import QUANTIZATIONS, WorkloadOptions
+from ebbtide.workloads.stated import with_stated_dtype
 from ebbtide.workloads.torchvision_mend import mend_torchvision
 
 LIBRARIES = ("torchvision/", "timm/")
@@ -26,7 +27,8 @@ def find(target: str, options: WorkloadOptions) -> tuple[Architecture, WorkloadO
 
     Args:
         target: what the user wrote.
-        options: a checkpoint sets the dtype and quantisation that its weights have.
+        options: a checkpoint sets the dtype and quantisation that its weights have; for
+            inference, a configuration the dtype that it states.
 
     Raises:
         TargetError: there is nothing of that name, or it cannot be read.
@@ -42,11 +44,13 @@ def find(target: str, options: WorkloadOptions) -> tuple[Architecture, WorkloadO
     identity = hf_config.bundled_id(target)
     if identity is not None:
         fields = hf_config.bundled_fields(identity)
-        return _transformers(hf_config.from_fields(fields, identity), target, options), options
+        config = hf_config.from_fields(fields, identity)
+        return _transformers(config, target, options, f"bundled {identity}")
     if target in _types():
-        return _transformers(hf_config.from_type(target), target, options), options
+        config = hf_config.from_type(target)
+        return _transformers(config, target, options, f"default of model type {target}")
     if "/" in target:
-        return _transformers(hf_config.from_hub(target), target, options), options
+        return _transformers(hf_config.from_hub(target), target, options, f"hub {target}")
     return _vision(target), options
 
 
@@ -71,15 +75,15 @@ def _from_path(
         raise TargetError(f"There is no file {target!r}")
     if path.suffix == ".json":
         config = hf_config.from_fields(hf_config.read(path), target)
-        return _transformers(config, target, options), options
+        return _transformers(config, target, options, target)
     file = path / "config.json"
     if not find_weights(path) and file.is_file():
         config = hf_config.from_fields(hf_config.read(file), target)
-        return _transformers(config, target, options), options
+        return _transformers(config, target, options, str(file))
     checkpoint = read_checkpoint(path)
     stored = replace(
         options,
-        dtype=checkpoint.dtype if options.dtype == "fp32" else options.dtype,
+        dtype=options.dtype or checkpoint.dtype,
         quantize=options.quantize or (checkpoint.quantization if options.inference else None),
     )
     if checkpoint.config is None:
@@ -87,10 +91,12 @@ def _from_path(
 
         return StoredTensors(checkpoint, target), stored
     config = hf_config.from_fields(checkpoint.config, target)
-    return _transformers(config, target, stored), stored
+    return _transformers(config, target, stored, f"checkpoint {target}")
 
 
-def _transformers(config: Any, name: str, options: WorkloadOptions) -> Architecture:
+def _transformers(
+    config: Any, name: str, options: WorkloadOptions, origin: str
+) -> tuple[Architecture, WorkloadOptions]:
     from ebbtide.workloads.hf import ChunkedModel, TransformersModel
 
     # A quantisation that a configuration states is what `quantize` carries out here.
@@ -98,11 +104,15 @@ def _transformers(config: Any, name: str, options: WorkloadOptions) -> Architect
     if stated is not None:
         del config.quantization_config
     kind = ChunkedModel if options.loss == "chunked" else TransformersModel
+    options, note = with_stated_dtype(options, config)
     model = kind(config, name)
+    model.origin = origin
     if stated is not None and options.quantize is None:
-        model.notes.append(_not_quantized(stated, name, options))
+        model.notes["quantisation"] = _not_quantized(stated, name, options)
+    if note:
+        model.notes["dtype"] = note
     model.measure(options)
-    return model
+    return model, options
 
 
 def _not_quantized(stated: Any, name: str, options: WorkloadOptions) -> str:
@@ -110,7 +120,8 @@ def _not_quantized(stated: Any, name: str, options: WorkloadOptions) -> str:
     method = fields.get("quant_method", "unknown")
     return (
         f"{name} states weights quantised by {getattr(method, 'value', method)}; they are taken "
-        f"as {options.dtype}. Say which of --quantize {', '.join(QUANTIZATIONS)} comes near."
+        f"as {options.dtype or 'fp32'}. Say which of --quantize {', '.join(QUANTIZATIONS)} comes "
+        "near."
     )
 
 

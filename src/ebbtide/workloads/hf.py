@@ -36,7 +36,8 @@ class TransformersModel:
         name: as the user wrote it.
 
     Attributes:
-        notes: what of the configuration is not carried out, a sentence each.
+        notes: what of the configuration is not carried out, a sentence of each kind.
+        origin: where the configuration is from, "" where not known.
 
     Raises:
         TargetError: no class of Transformers is built from it.
@@ -47,7 +48,8 @@ class TransformersModel:
     def __init__(self, config: PretrainedConfig, name: str) -> None:
         self.name = name
         self.config = complete(config)
-        self.notes: list[str] = []
+        self.notes: dict[str, str] = {}
+        self.origin = ""
         self._features: dict[str, int] = {}
         try:
             self.cls = model_class(config)

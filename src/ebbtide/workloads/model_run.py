@@ -14,6 +14,7 @@ from ebbtide.trace.recorder import Recorder
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
 from ebbtide.workloads.architecture import Architecture
 from ebbtide.workloads.architectures import build, find
+from ebbtide.workloads.assumed import assumed
 from ebbtide.workloads.entry import FunctionWorkload, load_function
 from ebbtide.workloads.options import WorkloadOptions
 from ebbtide.workloads.request import Request
@@ -86,14 +87,15 @@ def _trace_architecture(request: Request, gpu: str, batch: int | None, seq: int 
     architecture, options = find(request.target, asked)
     virtual = VirtualGpu(gpu, torch_version=request.torch_version)
     with virtual, Recorder(virtual) as recorder, _countable(request.target):
-        for note in getattr(architecture, "notes", ()):
-            virtual.guess("architecture", note)
+        for kind, note in getattr(architecture, "notes", {}).items():
+            virtual.guess(kind, note)
         running = build(architecture, options, "cuda")
         for i in range(STEPS):
             running.step(i)
     return recorder.trace(
         target=request.target,
         batch=running.batch,
+        assumed=assumed(architecture, options, running.batch),
         accumulated=1 if options.inference else options.grad_accum,
         steps=recorder.steps,
         forwards=recorder.forwards,

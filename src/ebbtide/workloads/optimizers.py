@@ -13,6 +13,7 @@ from ebbtide.errors import UsageError
 from ebbtide.workloads.options import WorkloadOptions
 
 LEARNING_RATE = 1e-3
+DEFAULT = "adamw"
 _KINDS: dict[str, dict[str, bool]] = {
     "default": {},
     "foreach": {"foreach": True},
@@ -38,10 +39,11 @@ def make_optimizer(params: Iterable[nn.Parameter], options: WorkloadOptions) -> 
         UsageError: torch has no such implementation of it.
     """
     kind: dict[str, Any] = dict(_KINDS[options.optimizer_kind])
-    if options.optimizer in _WITHOUT_FUSED and kind.pop("fused", False):
-        raise UsageError(f"optimizer_kind: torch has no fused {options.optimizer}")
+    name = options.optimizer or DEFAULT
+    if name in _WITHOUT_FUSED and kind.pop("fused", False):
+        raise UsageError(f"optimizer_kind: torch has no fused {name}")
     trained = [p for p in params if p.requires_grad]
-    return _MAKERS[options.optimizer](trained, lr=LEARNING_RATE, **kind)
+    return _MAKERS[name](trained, lr=LEARNING_RATE, **kind)
 
 
 def step_in_backward(model: nn.Module, options: WorkloadOptions) -> list[Optimizer]:

@@ -13,6 +13,16 @@ OPTIMIZER_KINDS = ("default", "foreach", "fused", "for-loop")
 QUANTIZATIONS = ("int8", "fp8", "nf4")
 LOSSES = ("full", "chunked")
 LOGITS = ("last", "all")
+# What means nothing in inference.
+_TRAINING = (
+    "optimizer",
+    "optimizer_kind",
+    "optimizer_in_backward",
+    "grad_accum",
+    "checkpointing",
+    "lora",
+    "loss",
+)
 # Of samples, tokens and pixels: beyond any use, and products still fit 64 bits, mostly.
 MOST = 10**9
 
@@ -61,9 +71,10 @@ class WorkloadOptions:
         batch: samples a step; for inference, concurrent requests.
         seq: tokens a sample; for inference, tokens of the prompt.
         image: side of a square image, in pixels.
-        dtype: of the parameters.
+        dtype: of the parameters. None is that of a checkpoint's weights; else, in inference,
+            what the configuration states; else float32.
         amp: dtype of `torch.autocast`, or None for none. `"fp16"` uses a `GradScaler`.
-        optimizer: one of `OPTIMIZERS`; `"none"` stops after backward.
+        optimizer: one of `OPTIMIZERS`; `"none"` stops after backward, None is AdamW.
         optimizer_kind: torch's implementation: its default, or one of `OPTIMIZER_KINDS`.
         optimizer_in_backward: step each parameter as soon as its gradient is there.
         grad_accum: forward and backward passes of `batch` samples before each step.
@@ -71,7 +82,8 @@ class WorkloadOptions:
         lora: train low-rank adapters and freeze the rest.
         quantize: format in which the weights of linear layers are held.
         inference: no gradients; causal language models prefill and then decode.
-        kv_tokens: tokens a request holds in its cache at the end of decoding.
+        kv_tokens: tokens a request holds in its cache at the end of decoding; of a TARGET,
+            they imply inference.
         logits: what a prefill computes logits for: the last token, or all of them.
         loss: `"full"` as the model has it; `"chunked"` never holds all logits at once.
         steps: steps that `Running.step` will be asked for; sizes nothing.
@@ -80,9 +92,9 @@ class WorkloadOptions:
     batch: int | None = None
     seq: int | None = None
     image: int | None = None
-    dtype: str = "fp32"
+    dtype: str | None = None
     amp: str | None = None
-    optimizer: str = "adamw"
+    optimizer: str | None = None
     optimizer_kind: str = "default"
     optimizer_in_backward: bool = False
     grad_accum: int = 1
@@ -104,8 +116,10 @@ class WorkloadOptions:
                     raise UsageError(f"{name}: expected at most {MOST:,}, got {value}")
         _at_least("grad_accum", self.grad_accum, 1)
         _at_least("steps", self.steps, 1)
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        if self.dtype is not None:
+            _one_of("dtype", self.dtype, DTYPES)
+        if self.optimizer is not None:
+            _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("optimizer_kind", self.optimizer_kind, OPTIMIZER_KINDS)
         _one_of("logits", self.logits, LOGITS)
         _one_of("loss", self.loss, LOSSES)
@@ -115,14 +129,29 @@ class WorkloadOptions:
             _one_of("quantize", self.quantize, QUANTIZATIONS)
         self._check_together()
 
-    def _check_together(self) -> None:
+    def of_training(self) -> tuple[str, ...]:
+        """The options that were given and mean something in training alone."""
+        default = WorkloadOptions()
+        return tuple(name for name in _TRAINING if getattr(self, name) != getattr(default, name))
+
+    def check_trainable(self) -> None:
+        """Refuse to train weights that have no gradient.
+
+        Raises:
+            UsageError: they are quantised, and there is nothing else to train.
+        """
         if self.quantize is not None and not self.inference and self.lora is None:
             raise UsageError(
                 f"quantize: {self.quantize} weights have no gradient. "
                 "Add --lora to train adapters on them, or --inference."
             )
-        if self.kv_tokens is not None and not self.inference:
-            raise UsageError("kv_tokens: a cache is held in inference only. Add --inference.")
+
+    def _check_together(self) -> None:
+        if self.kv_tokens is not None and not self.inference and self.of_training():
+            raise UsageError(
+                "kv_tokens: a cache is held in inference only, where "
+                f"{', '.join(self.of_training())} would do nothing. Leave one or the other away."
+            )
         if self.kv_tokens is not None and self.seq is not None and self.kv_tokens < self.seq:
             raise UsageError(
                 f"kv_tokens: expected at least the {self.seq} tokens of the prompt (seq), "

@@ -41,8 +41,9 @@ class StoredTensors:
             raise TargetError(f"{self.name} holds no tensors")
         if not options.inference:
             raise UsageError(
-                f"{self.name} has no config.json beside it, so only its weights can be placed. "
-                "Add --inference, or put the model's config.json there."
+                f"{self.name} has no config.json beside it, so only its weights can be placed, "
+                "for inference. Leave the options of training away, or put the model's "
+                "config.json there."
             )
         module = nn.Module()
         for i, stored in enumerate(self._tensors.values()):

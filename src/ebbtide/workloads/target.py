@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from ebbtide.errors import TargetError, UsageError
 from ebbtide.workloads.batches import PLACEHOLDER, find_batch
+from ebbtide.workloads.checkpoint import find_weights
 from ebbtide.workloads.options import WorkloadOptions
 from ebbtide.workloads.request import Request
 
@@ -66,7 +67,17 @@ def resolve(
             f"{target!r} is a file of an unknown kind. Expected a script (.py), a saved trace "
             f"({TRACE_SUFFIX}), a config.json or a .safetensors file."
         )
+    common["options"] = _implied(path, options)
     return Request(kind="architecture", target=target, batch=options.batch, **common)
+
+
+def _implied(path: Path, options: WorkloadOptions) -> WorkloadOptions:
+    """With inference where a cache is asked for, or weights and nothing of training."""
+    stored = find_weights(path) and not options.of_training()
+    if stored or options.kv_tokens is not None:
+        options = replace(options, inference=True)
+    options.check_trainable()
+    return options
 
 
 def _script(

@@ -47,6 +47,7 @@ class Training:
             self.optimizer = make_optimizer(self.model.parameters(), options)
 
     def _build(self) -> nn.Module:
+        self.options.check_trainable()
         model = self.architecture.make_model(self.options)
         if self.options.quantize is not None:
             quantize(model, self.options.quantize, DTYPES[self.options.dtype])

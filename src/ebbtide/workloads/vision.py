@@ -46,6 +46,7 @@ class TorchvisionModel:
         self.name = name
         self.kind = builder.__module__.removeprefix("torchvision.models.").split(".")[0]
         self._builder = builder
+        self.origin = f"torchvision's {name}"
 
     def make_model(self, options: WorkloadOptions) -> nn.Module:
         """The model on the CPU, without weights."""
@@ -69,7 +70,7 @@ class TorchvisionModel:
     ) -> Mapping[str, Any]:
         """Images, and targets of the model's task."""
         dtype = DTYPES[options.dtype] if options.amp is None else torch.float32
-        side = options.image or self._image()
+        side = options.image or self.default_image()
         size = (batch, 3, *self._shape(side))
         images = torch.rand(size, device=device, dtype=dtype)
         if self.kind == "detection":
@@ -106,7 +107,8 @@ class TorchvisionModel:
         """Never."""
         return False
 
-    def _image(self) -> int:
+    def default_image(self) -> int:
+        """Side of an image where none is asked for: its training recipe's."""
         if self.kind == "detection":
             return 300 if self.name.startswith("ssd") else DETECTION_IMAGE
         if self.kind == "segmentation":
@@ -166,6 +168,7 @@ class TimmModel:
         self._fixed = bool(config and config.fixed_input_size)
         size = config.input_size if config else (3, DEFAULT_IMAGE, DEFAULT_IMAGE)
         self._channels, self._side = size[0], size[1]
+        self.origin = f"timm's {name}"
 
     def make_model(self, options: WorkloadOptions) -> nn.Module:
         """The model on the CPU, without weights."""
@@ -193,6 +196,10 @@ class TimmModel:
         if options.inference:
             return {"x": images}
         return {"x": images, "target": torch.randint(2, (batch,), device=device)}
+
+    def default_image(self) -> int:
+        """Side of an image where none is asked for: what its weights were trained on."""
+        return int(self._side)
 
     def outputs(self, model: nn.Module, inputs: Mapping[str, Any]) -> Any:
         """Call the model."""
