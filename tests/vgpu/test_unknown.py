@@ -120,3 +120,20 @@ def test_sparse_adam_steps(gpu: VirtualGpu) -> None:
     # Both moments are as large as the table.
     assert gpu.mode.storages.live_bytes >= 3 * 4 * 8000
     assert "unknown-op" in gpu.guesses
+
+
+def test_sparse_gradients_are_held(gpu: VirtualGpu) -> None:
+    table = torch.nn.Embedding(1000, 16, sparse=True).cuda()
+    numbers = torch.randint(0, 1000, (4096,), device="cuda")
+    before = gpu.memory.memory_allocated()
+    one = 4096 * (16 * 4 + 8)
+    table(numbers).sum().backward()
+    gradient = table.weight.grad
+    assert gradient is not None
+    assert gpu.memory.memory_allocated() - before == one
+    total = gradient + gradient
+    assert total._values().shape == (8192, 16)
+    assert gpu.memory.memory_allocated() - before == 3 * one
+    del total
+    gradient = table.weight.grad = None
+    assert gpu.memory.memory_allocated() == before

@@ -135,8 +135,7 @@ class Recorder:
     # -- what allocations are for
 
     def _mark(self, tensor: torch.Tensor, category: Category) -> None:
-        row = self.gpu.mode.storages.row_of(tensor)
-        if row is not None:
+        for row in self.gpu.mode.storages.rows_of(tensor):
             self.gpu.tape.alloc_category[row] = int(category)
 
     def _mark_gradients(self, parameters: Iterable[torch.Tensor]) -> None:

@@ -80,11 +80,17 @@ class Plan:
 
 
 def key_of(values: Iterable[Any], key: list[Any], tensors: list[torch.Tensor]) -> None:
-    """Append to `key` what identifies `values`, and every tensor in them to `tensors`."""
+    """Append to `key` what identifies `values`, and every tensor in them to `tensors`.
+
+    Raises:
+        RuntimeError: a tensor has no strides, or its shape does not tell its size.
+    """
     for value in values:
         kind = type(value)
         if kind is FakeTensor:
             tensors.append(value)
+            if value.is_sparse:
+                raise RuntimeError("its shape does not tell how many elements it has")
             key += (
                 value.dtype,
                 value.shape,

@@ -24,7 +24,7 @@ from ebbtide.vgpu.places import Places
 from ebbtide.vgpu.shadow import Shadows
 from ebbtide.vgpu.storages import Storages
 from ebbtide.vgpu.tape import UNKNOWN, WORKSPACE, Tape
-from ebbtide.vgpu.unknown import NO_RULE, run_on_host
+from ebbtide.vgpu.unknown import NO_RULE, run_on_host, run_sparse, takes_sparse
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -271,6 +271,8 @@ class VirtualMode(TorchDispatchMode):
         excluded = torch._C._dispatch_tls_local_exclude_set()
         try:
             with torch._C._ForceDispatchKeyGuard(included, excluded):
+                if takes_sparse(func, args):
+                    return run_sparse(self, args)
                 result = self.fake_mode.dispatch(func, (), args, kwargs)
         except NO_RULE:
             return run_on_host(self, func, args, kwargs)

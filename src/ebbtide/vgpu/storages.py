@@ -16,13 +16,16 @@ import torch
 
 from ebbtide.vgpu.tape import UNKNOWN, Tape
 
+Key = int | tuple[int, int]
+"""A storage's address; of a part of a sparse tensor, the tensor's address and the part."""
+
 
 class _StorageRef(weakref.ref):  # type: ignore[type-arg]
     """A reference to a live storage that knows its address, its size and its row."""
 
     __slots__ = ("bytes", "key", "row")
 
-    key: int
+    key: Key
     bytes: int
     row: int
 
@@ -42,14 +45,13 @@ class Storages:
         self.tape = tape
         self.after_alloc = after_alloc
         self.live_bytes = self.peak_bytes = 0
-        self._live: dict[int, _StorageRef] = {}
+        self._live: dict[Key, _StorageRef] = {}
         self._heirloom: _StorageRef | None = None
 
     def add(self, tensor: torch.Tensor) -> None:
         """Note the storage of `tensor` if it is new or has been resized; of a sparse one, each."""
         if tensor.layout is not torch.strided:
-            for part in _parts(tensor):
-                self.add(part)
+            self._add_sparse(tensor)
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -61,6 +63,14 @@ class Storages:
             self._drop(known)
         if nbytes:
             self._insert(storage, key, nbytes)
+
+    def _add_sparse(self, tensor: torch.Tensor) -> None:
+        for number, part in enumerate(_parts(tensor)):
+            key = (tensor._cdata, number)
+            known = part.untyped_storage()._cdata in self._live or key in self._live
+            if not known and part.numel():
+                # The parts of what a shape rule made are shown as new tensors each time.
+                self._insert(tensor, key, part.numel() * part.dtype.itemsize)
 
     def add_new(
         self,
@@ -98,7 +108,7 @@ class Storages:
     def _insert(
         self,
         storage: Any,
-        key: int,
+        key: Key,
         nbytes: int,
         span: tuple[int, int] | None = None,
         category: int = UNKNOWN,
@@ -128,8 +138,17 @@ class Storages:
 
     def row_of(self, tensor: torch.Tensor) -> int | None:
         """Row of the allocation that holds `tensor`, or None if it has no memory here."""
-        known = self._live.get(tensor.untyped_storage()._cdata)
-        return None if known is None else known.row
+        return next(iter(self.rows_of(tensor)), None)
+
+    def rows_of(self, tensor: torch.Tensor) -> list[int]:
+        """Rows of what holds `tensor`: one, none, or those of a sparse tensor's parts."""
+        keys: list[Key] = []
+        if tensor.layout is torch.strided:
+            keys.append(tensor.untyped_storage()._cdata)
+        else:
+            for number, part in enumerate(_parts(tensor)):
+                keys += [part.untyped_storage()._cdata, (tensor._cdata, number)]
+        return [self._live[key].row for key in keys if key in self._live]
 
     def live_rows(self) -> list[int]:
         """Rows of everything that is allocated now."""

@@ -36,6 +36,8 @@ _MOST_BYTES = 1 << 30
 _CPU = torch.device("cpu")
 _aten = torch.ops.aten
 _ALIASES = (_aten.detach.default, _aten.alias.default)
+# FakeTensor gives these a result without elements.
+SPARSE_RULES = (_aten.clone.default, _aten.add.Tensor)
 
 
 def _error(name: str, reason: str) -> VirtualGpuError:
@@ -43,6 +45,24 @@ def _error(name: str, reason: str) -> VirtualGpuError:
         f"{name} cannot run on the virtual GPU: PyTorch has no shape rule for it and {reason}. "
         "Give it one with torch.library.register_fake, or leave it out of what is predicted."
     )
+
+
+def takes_sparse(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether `run_sparse` knows better than FakeTensor."""
+    return func in SPARSE_RULES and all(
+        isinstance(arg, torch.Tensor) and arg.layout is torch.sparse_coo for arg in args
+    )
+
+
+def run_sparse(mode: VirtualMode, args: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """A copy of a sparse tensor, or a sum, which is its terms' elements one after the other.
+
+    As in aten/src/ATen/native/sparse/cuda/SparseCUDATensorMath.cu (add_out_sparse_cuda).
+    """
+    with mode:
+        indices = torch.cat([arg._indices() for arg in args], 1)
+        values = torch.cat([arg._values() for arg in args])
+    return _sparse(mode, args[0], [indices, values])
 
 
 def run_on_host(mode: VirtualMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -128,8 +128,7 @@ class VirtualGpu:
         Does nothing where no virtual GPU is on, so that workloads run on real devices too.
         """
         if cls._active is not None:
-            row = cls._active.mode.storages.row_of(tensor)
-            if row is not None:
+            for row in cls._active.mode.storages.rows_of(tensor):
                 cls._active.tape.alloc_category[row] = int(category)
 
     # -- what the parts of the API ask
