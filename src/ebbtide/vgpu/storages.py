@@ -46,6 +46,7 @@ class Storages:
         self.after_alloc = after_alloc
         self.live_bytes = self.peak_bytes = 0
         self._live: dict[Key, _StorageRef] = {}
+        self._emptied: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._heirloom: _StorageRef | None = None
 
     def add(self, tensor: torch.Tensor) -> None:
@@ -129,6 +130,19 @@ class Storages:
             self.peak_bytes = self.live_bytes
         if self.after_alloc is not None:
             self.after_alloc()
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Note that a storage has another size now; one of size zero holds no memory."""
+        key = storage._cdata
+        known = self._live.get(key)
+        if known is not None:
+            self._drop(known)
+        elif self._emptied.pop(key, None) is None:
+            return  # not one of this GPU
+        if storage.nbytes():
+            self._insert(storage, key, storage.nbytes())
+        else:
+            self._emptied[key] = weakref.ref(storage, lambda _: self._emptied.pop(key, None))
 
     def _drop(self, reference: _StorageRef) -> None:
         if self._live.get(reference.key) is reference:

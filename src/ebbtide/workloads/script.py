@@ -155,7 +155,7 @@ class ScriptRun:
         self.gpu.guess(
             "out-of-memory",
             f"{self.name} ran out of the {self.gpu.spec.name}'s memory, caught the error and went "
-            "on with less; the figures are those of what it did then",
+            "on with less; the peak is of the whole run, so it may be that of a try that failed",
         )
 
     def _finished(self) -> Trace:

@@ -72,3 +72,10 @@ def test_flex_attention_is_taken_as_fused(gpu: VirtualGpu) -> None:
     out.sum().backward()
     assert q.grad is not None and q.grad.shape == q.shape
     assert "higher-order" in gpu.guesses
+
+
+def test_the_compiler_can_be_reset(gpu: VirtualGpu) -> None:
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    assert gpu.guesses.keys() <= {"compile"}

@@ -187,3 +187,21 @@ def test_moving(gpu: VirtualGpu) -> None:
 def test_another_device_is_refused(gpu: VirtualGpu, make: object) -> None:
     with pytest.raises(RuntimeError, match=r"cuda:\d does not"):
         make()  # type: ignore[operator]
+
+
+def test_an_emptied_storage_holds_no_memory(gpu: VirtualGpu) -> None:
+    data = torch.zeros(1 << 20, device="cuda")
+    storage = data.untyped_storage()
+    before = gpu.memory.memory_allocated()
+    storage.resize_(0)
+    assert gpu.memory.memory_allocated() == before - 4 * (1 << 20)
+    storage.resize_(0)
+    storage.resize_(8 << 20)
+    assert gpu.memory.memory_allocated() == before + 4 * (1 << 20)
+    storage.resize_(4 << 20)
+    assert gpu.memory.memory_allocated() == before
+    host = torch.zeros(4).untyped_storage()
+    host.resize_(64)
+    assert gpu.memory.memory_allocated() == before
+    del data, storage
+    assert gpu.memory.memory_allocated() == before - 4 * (1 << 20)

@@ -15,7 +15,8 @@ import torch
 from ebbtide.vgpu.api.surface import Surface
 from ebbtide.vgpu.patches import PatchSet
 
-_TEXT = "torch.compile was asked for: taken as eager, so memory and time are those of eager"
+COMPILED = "torch.compile was asked for: taken as eager, so memory and time are those of eager"
+"""The guess that this is."""
 _SCRIPT = "TorchScript was asked for: taken as eager"
 _SCRIPTING = (torch.jit.script, torch.jit.freeze, torch.jit.optimize_for_inference)
 
@@ -66,7 +67,7 @@ def _compile(vgpu: Surface) -> Callable[..., Any]:
     def compile(model: Any = None, **options: Any) -> Any:
         if model is None:
             return compile
-        vgpu.guess("compile", _TEXT)
+        vgpu.guess("compile", COMPILED)
         return OptimizedModule(model) if isinstance(model, torch.nn.Module) else model
 
     return compile
@@ -74,7 +75,7 @@ def _compile(vgpu: Surface) -> Callable[..., Any]:
 
 def _module_compile(vgpu: Surface) -> Callable[..., None]:
     def compile(self: torch.nn.Module, *args: Any, **options: Any) -> None:
-        vgpu.guess("compile", _TEXT)
+        vgpu.guess("compile", COMPILED)
 
     return compile
 
@@ -108,3 +109,8 @@ def install(vgpu: Surface, patches: PatchSet) -> None:
         ]
     )
     patches.set(torch.nn.Module, "compile", _module_compile(vgpu))
+    # Resetting the compiler imports Inductor's module of CUDA graphs, which asks for these
+    # where CUDA is there; a CPU build has none.
+    for name in ("_cuda_CUDAAllocator_AllocatorState", "_set_cached_tensors_enabled"):
+        if not hasattr(torch._C, name):
+            patches.set(torch._C, name, lambda *_args: None)

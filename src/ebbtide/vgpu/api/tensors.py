@@ -28,6 +28,7 @@ _NEEDS_DETACH = (
 )
 _DATA: Any = torch._C.TensorBase.data
 _BASE_DATA_PTR = torch.UntypedStorage.data_ptr
+_BASE_RESIZE: Any = torch.UntypedStorage.resize_
 _ADDRESS_SHIFT = 5  # a storage's own address is a multiple of 16; CUDA's are of 512
 
 
@@ -44,6 +45,16 @@ def _storage_data_ptr(storage: torch.UntypedStorage) -> int:
         return address_of(storage)
     address: int = _BASE_DATA_PTR(storage)
     return address
+
+
+def _resize_storage(vgpu: Surface) -> Callable[..., torch.UntypedStorage]:
+    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        _BASE_RESIZE(self, size)
+        if self.device.type == "meta":
+            vgpu.mode.storages.resized(self)
+        return self
+
+    return resize_
 
 
 def _data_ptr(tensor: FakeTensor) -> int:
@@ -324,6 +335,7 @@ def install(vgpu: Surface, patches: PatchSet) -> None:
         },
     )
     patches.set(torch.UntypedStorage, "data_ptr", _storage_data_ptr)
+    patches.set(torch.UntypedStorage, "resize_", _resize_storage(vgpu))
     patches.set(torch.Tensor, "data", _real_data(vgpu))
     patches.set(torch.Tensor, "pin_memory", lambda self, device=None: (
         pinned.pin(self) if active(vgpu) else self
