@@ -201,6 +201,59 @@ def test_an_output_without_a_loss() -> None:
         stepped(torch.ones(2, 3), lambda y: "fine")
 
 
+@pytest.mark.parametrize("cls", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("made", [True, False])
+def test_a_model_on_the_cpu_is_moved(cls: Any, made: bool) -> None:
+    """Whether its optimizer is made already, or a class that is made afterwards."""
+    with VirtualGpu("l4"):
+        model = Seen(lambda y: y.sum())
+        before = list(model.parameters())
+        optimizer = cls(before, lr=0.1) if made else cls
+        workload = FunctionWorkload(lambda: (model, optimizer, torch.ones(2, 3)), None, "m:f")
+        workload.step()
+        after = list(model.parameters())
+        assert {p.device.type for p in after} == {"cuda"}
+        assert all(one is other for one, other in zip(before, after, strict=True))
+        held = [p for group in workload.optimizer.param_groups for p in group["params"]]
+        assert all(one is other for one, other in zip(held, after, strict=True))
+        state = [v for each in workload.optimizer.state.values() for v in each.values()]
+        assert {v.device.type for v in state if torch.is_tensor(v) and v.dim()} <= {"cuda"}
+        assert bool(state) == (cls is torch.optim.AdamW)
+    assert model.calls == [("cuda",)]
+
+
+def test_a_model_that_is_spread_stays_so() -> None:
+    with VirtualGpu("l4"):
+        model = nn.Sequential(nn.Linear(3, 3).cuda(), nn.Linear(3, 3))
+        FunctionWorkload(lambda: (model, None, torch.ones(2, 3)), None, "m:f")
+        assert [p.device.type for p in model.parameters()] == ["cuda", "cuda", "cpu", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("output", "loss", "count"),
+    [
+        (lambda y: y, (), 2),
+        (lambda y: (y, y), (), 2),
+        (lambda y: y.sum(), (), 0),
+        (lambda y: y.sum()[None], (), 0),
+        (lambda y: {"loss": y.mean(), "logits": y}, (), 0),
+        (lambda y: y, (lambda y, batch: y.mean(),), 0),
+    ],
+)
+def test_a_sum_in_place_of_a_loss_is_a_guess(
+    output: Any, loss: tuple[Any, ...], count: int
+) -> None:
+    with VirtualGpu("l4") as gpu:
+        model = Seen(output)
+        data = torch.ones(2, 3)
+        workload = FunctionWorkload(lambda: (model, torch.optim.SGD, data, *loss), None, "m:f")
+        workload.step()
+        workload.step()
+    found = gpu.guesses.get("loss", ["", 0])
+    assert found[1] == count
+    assert found[0].startswith("No loss was given: the sum of the output") == bool(count)
+
+
 def test_inference_has_no_gradients() -> None:
     grads: list[bool] = []
 

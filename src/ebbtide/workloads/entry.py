@@ -4,6 +4,9 @@
         model = Net().cuda()
         return model, torch.optim.AdamW(model.parameters()), torch.randn(batch, 3, 224, 224)
 
+A model that is wholly on the CPU is moved to `cuda`, as the batch is. The optimizer may
+be a class such as ``torch.optim.AdamW``, made with the model's parameters then.
+
 It may return a loss function as a fourth item, called with the model's output and
 the batch. Without one the output itself is the loss, or has it as ``.loss``.
 """
@@ -21,6 +24,7 @@ from typing import Any
 import torch
 
 from ebbtide.errors import TargetError, UsageError
+from ebbtide.vgpu.virtual_gpu import VirtualGpu
 
 _BATCH_NAMES = ("batch", "batch_size")
 
@@ -88,6 +92,9 @@ class FunctionWorkload:
             raise TargetError(
                 f"{name} should return a torch.nn.Module first, not {type(self.model).__name__}."
             )
+        _move_to_cuda(self.model)
+        if isinstance(self.optimizer, type) and hasattr(self.optimizer, "step"):
+            self.optimizer = self.optimizer(self.model.parameters())
         if self.optimizer is not None and not hasattr(self.optimizer, "step"):
             raise TargetError(
                 f"{name} should return an optimizer or None second, not "
@@ -160,7 +167,22 @@ def _loss_of(output: Any) -> torch.Tensor:
             f"The model returns {type(output).__name__}, in which no loss is found. "
             "Return a loss function as the fourth item."
         )
-    return loss if loss.dim() == 0 else loss.sum()
+    if loss.dim() == 0:
+        return loss
+    if loss.numel() > 1:
+        text = "No loss was given: the sum of the output is taken; a real loss may need more"
+        VirtualGpu.active().guess("loss", text)
+    return loss.sum()
+
+
+def _move_to_cuda(model: torch.nn.Module) -> None:
+    """Move a model that is on the CPU; one that is spread on purpose stays as it is.
+
+    The parameters stay the same objects, so that an optimizer made before still has them.
+    """
+    devices = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
+    if devices == {"cpu"} and torch.cuda.is_available():
+        model.to("cuda")
 
 
 def _to_cuda(value: Any) -> Any:
