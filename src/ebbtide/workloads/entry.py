@@ -139,7 +139,7 @@ class FunctionWorkload:
                 self._forward(data)
             return
         output = self._forward(data)
-        loss = self._loss(output, data) if self._loss is not None else _loss_of(output)
+        loss = _loss_of(output) if self._loss is None else _one_value(self._loss(output, data))
         loss.backward()
         if self.optimizer is not None:
             self.optimizer.step()
@@ -165,7 +165,8 @@ def _loss_of(output: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor):
         raise TargetError(
             f"The model returns {type(output).__name__}, in which no loss is found. "
-            "Return a loss function as the fourth item."
+            "Give a loss function: as the fourth item that `module:function` returns, or as "
+            "`loss` of `ebbtide.predict`."
         )
     if loss.dim() == 0:
         return loss
@@ -173,6 +174,16 @@ def _loss_of(output: Any) -> torch.Tensor:
         text = "No loss was given: the sum of the output is taken; a real loss may need more"
         VirtualGpu.active().guess("loss", text)
     return loss.sum()
+
+
+def _one_value(loss: Any) -> torch.Tensor:
+    """What a loss function returned, if it has gradients as a number has."""
+    rule = "The loss function should return a tensor of one value, as `output.mean()` does"
+    if not isinstance(loss, torch.Tensor):
+        raise TargetError(f"{rule}; it returned {type(loss).__name__}.")
+    if loss.numel() != 1:
+        raise TargetError(f"{rule}; it returned a tensor of shape {tuple(loss.shape)}.")
+    return loss
 
 
 def _move_to_cuda(model: torch.nn.Module) -> None:
