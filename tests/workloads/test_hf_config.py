@@ -12,6 +12,7 @@ import torch
 from ebbtide.errors import TargetError
 from ebbtide.workloads import hf_config
 from ebbtide.workloads.hf import TransformersModel
+from ebbtide.workloads.stated import stated_dtype
 
 BUNDLED = hf_config.bundled()
 
@@ -31,6 +32,23 @@ def test_every_bundled_model_has_a_source_and_a_short_name() -> None:
     for identity, fields in BUNDLED.items():
         assert fields["_source"], identity
         assert fields["_short"] and all(s == s.lower() for s in fields["_short"]), identity
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", "bf16"),
+        ("mistralai/Mistral-7B-v0.1", "bf16"),
+        ("Qwen/Qwen3-8B", "bf16"),
+        ("microsoft/Phi-3-mini-4k-instruct", "bf16"),
+        ("meta-llama/Llama-2-7b-hf", "fp16"),
+        ("microsoft/phi-2", "fp16"),
+        ("openai-community/gpt2", None),
+        ("google-bert/bert-base-uncased", None),
+    ],
+)
+def test_a_bundled_model_states_the_dtype_of_its_weights(name: str, dtype: str | None) -> None:
+    assert stated_dtype(hf_config.from_fields(hf_config.bundled_fields(name), name)) == dtype
 
 
 def test_short_names_are_unambiguous() -> None:
