@@ -181,6 +181,17 @@ def test_of_many_gpus_there_is_a_table_only() -> None:
     shown = text([*three(), one()], width=120)
     assert "Name fewer GPUs" in shown
     assert "What fills" not in shown
+    assert shown.startswith("fits 3 of 4 GPUs, smallest first")
+    fits = [line.split()[0] for line in shown.splitlines() if " fits " in f" {line} "][1:]
+    assert fits.index("L4") < fits.index("A100")
+    assert next(line for line in shown.splitlines() if line.startswith("T4")).split()[-1] != ""
+
+
+def test_columns_without_figures_are_left_out() -> None:
+    bare = [replace(each, largest_batch=None, best_batch=None) for each in (*three(), one())]
+    shown = text(bare, width=80)
+    assert "largest" not in shown.splitlines()[1]
+    assert all(len(line.rstrip()) <= 80 and "…" not in line for line in shown.splitlines())
 
 
 def test_bare_figures() -> None:

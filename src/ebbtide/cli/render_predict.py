@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -193,29 +194,45 @@ def _guesses(each: Prediction, console: Console) -> None:
 
 
 def _comparison(predictions: Sequence[Prediction], console: Console) -> Table:
+    many = len(predictions) > _MOST_DETAILS
     fitting = sum(each.fits for each in predictions)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    table.title = f"fits {fitting} of {len(predictions)} GPUs"
+    table.title = f"fits {fitting} of {len(predictions)} GPUs" + (", smallest first" * many)
     table.title_justify = "left"
     table.title_style = "bold"
     table.add_column("GPU", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for title in ("process", "usable", "to spare", "largest", "best", "samples/s*"):
+    columns = {
+        "process": [format_bytes(each.process_bytes.likely) for each in predictions],
+        "usable": [format_bytes(each.usable_bytes) for each in predictions],
+        "to spare": [format_bytes(each.spare_bytes) for each in predictions],
+        "largest": [_known(each.largest_batch, str) for each in predictions],
+        "best": [_known(each.best_batch, str) for each in predictions],
+        "samples/s*": [_known(each.samples_per_s, _speed) for each in predictions],
+    }
+    if many and console.width < _WIDE:
+        del columns["usable"]
+    shown = [title for title, cells in columns.items() if any(cells)]
+    for title in shown:
         table.add_column(title, justify="right", no_wrap=True)
-    for each in predictions:
+    order: Sequence[int] = range(len(predictions))
+    if many:  # the answer to "which does it need?" comes first
+        order = sorted(order, key=lambda i: (not predictions[i].fits, predictions[i].usable_bytes))
+    for row in order:
+        fits = predictions[row].fits
         table.add_row(
-            each.gpu_label,
-            Text("fits" if each.fits else "no", style="green" if each.fits else "red"),
-            format_bytes(each.process_bytes.likely),
-            format_bytes(each.usable_bytes),
-            format_bytes(each.spare_bytes),
-            "" if each.largest_batch is None else str(each.largest_batch),
-            "" if each.best_batch is None else str(each.best_batch),
-            "" if each.samples_per_s is None else _speed(each.samples_per_s),
+            predictions[row].gpu_label,
+            Text("fits" if fits else "no", style="green" if fits else "red"),
+            *(columns[title][row] for title in shown),
         )
-    table.caption = "largest, best: batch size; * predicted from the GPU's rates, not measured"
+    if len(shown) > 3 or "largest" in shown:
+        table.caption = "largest, best: batch size; * predicted from the GPU's rates, not measured"
     table.caption_justify = "left"
     return table
+
+
+def _known(value: float | None, write: Callable[[Any], str]) -> str:
+    return "" if value is None else write(value)
 
 
 def _speed(samples_per_s: float) -> str:
