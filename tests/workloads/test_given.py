@@ -69,7 +69,16 @@ UNCOPIED: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-def test_attributes_without_a_copy(gpu: VirtualGpu) -> None:
+class Own(nn.Linear):
+    """Its copying fails."""
+
+    def __deepcopy__(self, memo: object) -> nn.Module:
+        raise ZeroDivisionError
+
+
+def test_what_has_no_copy(gpu: VirtualGpu) -> None:
+    with pytest.raises(UsageError, match=r"because of Own: ZeroDivisionError\(\)"):
+        copy_without_data(Own(2, 2))
     for make, message in UNCOPIED:
         model = _set("held", make())
         with pytest.raises(UsageError, match=message) as caught:
@@ -77,15 +86,6 @@ def test_attributes_without_a_copy(gpu: VirtualGpu) -> None:
         assert "ebbtide.predict(lambda: Model(), ...)" in str(caught.value)
         del model[1].held  # as the message says
         assert len(list(copy_without_data(model).children())) == 2
-
-
-def test_an_error_of_the_users_own_copying(gpu: VirtualGpu) -> None:
-    class Own(nn.Linear):
-        def __deepcopy__(self, memo: object) -> nn.Module:
-            raise ZeroDivisionError
-
-    with pytest.raises(UsageError, match=r"because of Own: ZeroDivisionError\(\)"):
-        copy_without_data(Own(2, 2))
 
 
 def test_torchscript_is_named() -> None:
