@@ -98,7 +98,7 @@ def test_for_inference_a_configuration_says_the_dtype(tiny: Callable[..., str], 
     assert find(path, WorkloadOptions(inference=True, dtype="fp32"))[1].dtype == "fp32"
     architecture, options = find(path, PLAIN)
     assert options == PLAIN and isinstance(architecture, TransformersModel)
-    said = "weights taken as float32; the configuration says bfloat16 (--dtype bf16)"
+    said = "Weights taken as float32; the configuration says bfloat16 (--dtype bf16)"
     assert architecture.notes == {"dtype": said}
     assert find(path, WorkloadOptions(dtype="bf16"))[0].notes == {}  # type: ignore[attr-defined]
 

@@ -48,7 +48,7 @@ def test_training_stays_in_float32_and_says_so() -> None:
     plain = WorkloadOptions()
     options, note = with_stated_dtype(plain, config(torch.float16))
     assert options == plain
-    assert note == "weights taken as float32; the configuration says float16 (--dtype fp16)"
+    assert note == "Weights taken as float32; the configuration says float16 (--dtype fp16)"
     for silent in (config(), config(torch.float32)):
         assert with_stated_dtype(plain, silent) == (plain, "")
     told = WorkloadOptions(dtype="fp32")

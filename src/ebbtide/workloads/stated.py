@@ -38,5 +38,5 @@ def with_stated_dtype(options: WorkloadOptions, config: Any) -> tuple[WorkloadOp
     if stated == "fp32":
         return options, ""
     return options, (
-        f"weights taken as float32; the configuration says {LABELS[stated]} (--dtype {stated})"
+        f"Weights taken as float32; the configuration says {LABELS[stated]} (--dtype {stated})"
     )
