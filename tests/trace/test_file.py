@@ -168,9 +168,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused(
     path = tmp_path / "a.trace"
     save_trace(trace, path)
     monkeypatch.setattr("ebbtide.trace.file._MOST_BYTES", 1000)
-    with pytest.raises(
-        SnapshotError, match=r"a\.trace cannot be .* it unpacks to [\d,]+ bytes"
-    ):
+    with pytest.raises(SnapshotError, match=r"a\.trace cannot be .* it unpacks to [\d,]+ bytes"):
         load_trace(path)
 
 
