@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ebbtide.gpus import Gpu, context_bytes, find
-from ebbtide.units import MiB, Range
+from ebbtide.units import MiB, Range, parse_release
 from ebbtide.vgpu.allocator import (
     AllocatorConfig,
     Block,
@@ -100,19 +100,19 @@ def run(case: Case) -> Figures:
 def _run_once(case: Case, workload: Workload) -> Figures:
     start = time.perf_counter()
     spec = find(case.gpu)
-    major, minor = (int(part) for part in case.torch.split(".")[:2])
+    release = parse_release(case.torch)
     capability = spec.compute_capability
     if capability is None:
         raise ValueError(f"{case.row.id}: {spec.name} is no CUDA device")
-    context = KernelContext.of(capability, (major, minor), spec.sm_count, case.environment)
+    context = KernelContext.of(capability, release, spec.sm_count, case.environment)
     with VirtualGpu(
-        spec, torch_version=(major, minor), allocator=AllocatorConfig(), context=context
+        spec, torch_version=release, allocator=AllocatorConfig(), context=context
     ) as gpu:
         meter = VirtualMeter(gpu)
         workload(torch.device("cuda"), meter)
         figures = Figures(
             allocated_peak=gpu.memory.max_memory_allocated(),
-            reserved=_reserved(gpu.tape, _limit(case, spec), TieBreak.of((major, minor))),
+            reserved=_reserved(gpu.tape, _limit(case, spec), TieBreak.of(release)),
             notes=meter.notes,
             seconds=time.perf_counter() - start,
         )
@@ -127,8 +127,8 @@ def _limit(case: Case, spec: Gpu) -> tuple[int, int] | None:
     """
     if case.row.kind != "nvidia-smi":
         return None
-    major, minor = (int(part) for part in case.torch.split(".")[:2])
-    return spec.usable_bytes, context_bytes(spec, (major, minor)).likely
+    release = parse_release(case.torch)
+    return spec.usable_bytes, context_bytes(spec, release).likely
 
 
 def _reserved(tape: Tape, limit: tuple[int, int] | None, tie_break: TieBreak) -> Range:
@@ -194,8 +194,7 @@ def context_of(case: Case) -> Range:
         stated = int(found[1]) if found else 1343
         return Range.exact(stated * MiB - _FIRST_SEGMENT)
     if case.context in (CATALOGUE, GROWTH, LOADED):
-        major, minor = (int(part) for part in case.torch.split(".")[:2])
-        whole = context_bytes(find(case.gpu), (major, minor))
+        whole = context_bytes(find(case.gpu), parse_release(case.torch))
         if case.context == CATALOGUE:
             return whole
         if case.context == LOADED:

@@ -195,6 +195,8 @@ def _guesses(each: Prediction, console: Console) -> None:
 
 def _comparison(predictions: Sequence[Prediction], console: Console) -> Table:
     many = len(predictions) > _MOST_DETAILS
+    if many:  # the answer to "which does it need?" comes first
+        predictions = sorted(predictions, key=lambda each: (not each.fits, each.usable_bytes))
     fitting = sum(each.fits for each in predictions)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.title = f"fits {fitting} of {len(predictions)} GPUs" + (", smallest first" * many)
@@ -215,14 +217,10 @@ def _comparison(predictions: Sequence[Prediction], console: Console) -> Table:
     shown = [title for title, cells in columns.items() if any(cells)]
     for title in shown:
         table.add_column(title, justify="right", no_wrap=True)
-    order: Sequence[int] = range(len(predictions))
-    if many:  # the answer to "which does it need?" comes first
-        order = sorted(order, key=lambda i: (not predictions[i].fits, predictions[i].usable_bytes))
-    for row in order:
-        fits = predictions[row].fits
+    for row, each in enumerate(predictions):
         table.add_row(
-            predictions[row].gpu_label,
-            Text("fits" if fits else "no", style="green" if fits else "red"),
+            each.gpu_label,
+            Text("fits" if each.fits else "no", style="green" if each.fits else "red"),
             *(columns[title][row] for title in shown),
         )
     if len(shown) > 3 or "largest" in shown:

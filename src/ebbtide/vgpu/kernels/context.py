@@ -16,7 +16,6 @@ _BUILDS = (
     ((2, 5), (12, 4), 90100),
     ((2, 4), (12, 1), 90100),
     ((2, 1), (12, 1), 8902),
-    ((2, 0), (11, 7), 8500),
     ((0, 0), (11, 7), 8500),
 )
 # CUDA C programming guide, table "Technical specifications per compute capability".

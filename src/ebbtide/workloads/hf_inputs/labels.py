@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ebbtide.workloads.hf_inputs.request import Request, first, image_size, vocabulary
+from ebbtide.workloads.sums import sum_of
 
 OBJECTS = 3
 
@@ -128,17 +129,4 @@ def loss_of(outputs: Any) -> torch.Tensor:
     loss = first(outputs, "loss") if not isinstance(outputs, (tuple, torch.Tensor)) else None
     if isinstance(loss, torch.Tensor):
         return loss.sum()
-    found = [t.sum() for t in _tensors(outputs) if t.requires_grad]
-    if not found:
-        raise ValueError("the model returned nothing that depends on its parameters")
-    return torch.stack([t.float() for t in found]).sum()
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value] if value.is_floating_point() else []
-    if isinstance(value, dict):
-        return [t for v in value.values() for t in _tensors(v)]
-    if isinstance(value, (tuple, list)):
-        return [t for v in value for t in _tensors(v)]
-    return []
+    return sum_of(outputs)
