@@ -1,7 +1,9 @@
 """Ours and four other tools on the same measured rows: `python bench/predict.py`.
 
 For each row the figure of every tool, its error against what was measured, and the seconds
-it took after its imports; then the median error of each tool.
+of CPU time it took after its imports, which other work on the machine does not change; then
+the median error of each tool. Two of the tools take an hour for all rows together: with
+``--keep FILE`` each answer is written there as it comes, and a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What one tool said of one row; where it failed, `text` says why."""
+    """What one tool said of one row in `seconds` of CPU time; where it failed, `text` says why."""
 
     row: str
     tool: str
@@ -42,7 +44,26 @@ class Answer:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-def answers(pattern: str, tools: list[str]) -> list[Answer]:
+class Kept:
+    """Answers in a file, one JSON object a line; in memory alone where `path` is None."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.known: dict[tuple[str, str], Answer] = {}
+        if path is not None and path.is_file():
+            for line in path.read_text().splitlines():
+                answer = Answer(**json.loads(line))
+                self.known[answer.row, answer.tool] = answer
+
+    def add(self, answer: Answer) -> None:
+        """Remember one more."""
+        self.known[answer.row, answer.tool] = answer
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(asdict(answer)) + "\n")
+
+
+def answers(pattern: str, tools: list[str], kept: Kept) -> list[Answer]:
     """Every tool on every row whose id matches `pattern` and that the tools can be asked about."""
     from measured import progress
     from measured.rows import read_rows
@@ -55,8 +76,10 @@ def answers(pattern: str, tools: list[str]) -> list[Answer]:
         if subject is None:
             continue
         for tool in tools:
-            progress.show(f"{row.id[:46]} {tool}")
-            out.append(_ours(row) if tool == OURS else _theirs(tool, subject))
+            if (row.id, tool) not in kept.known:
+                progress.show(f"{row.id[:46]} {tool}")
+                kept.add(_ours(row) if tool == OURS else _theirs(tool, subject))
+            out.append(kept.known[row.id, tool])
     progress.show("")
     return out
 
@@ -67,13 +90,14 @@ def _ours(row: object) -> Answer:
     from measured.runner import result_of
 
     assert isinstance(row, Row)
+    start = time.process_time()
     result = result_of(case_of(row))
     return Answer(
         row=row.id,
         tool=OURS,
         predicted_bytes=result.likely_bytes,
         measured_bytes=row.measured_bytes,
-        seconds=result.seconds,
+        seconds=time.process_time() - start,
         text=result.remark if result.likely_bytes is None else "",
     )
 
@@ -83,7 +107,7 @@ def _theirs(tool: str, subject: object) -> Answer:
     from peers.tools import TOOLS
 
     assert isinstance(subject, Subject)
-    start = time.perf_counter()
+    start = time.process_time()
     predicted: int | None = None
     text = ""
     try:
@@ -96,7 +120,7 @@ def _theirs(tool: str, subject: object) -> Answer:
         tool=tool,
         predicted_bytes=predicted,
         measured_bytes=subject.row.measured_bytes,
-        seconds=time.perf_counter() - start,
+        seconds=time.process_time() - start,
         text=text,
     )
 
@@ -140,6 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--tool", action="append", metavar="NAME", help="only this tool; repeatable"
     )
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="go on from FILE, and add to it")
     options = parser.parse_args(arguments)
     mend_torchvision()
     import measured.cases
@@ -151,7 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         print(f"no tool {unknown[0]!r}; there are {', '.join([*TOOLS, OURS])}", file=sys.stderr)
         return 2
-    found = answers(options.filter, tools)
+    found = answers(options.filter, tools, Kept(options.keep))
     if not found:
         print(
             f"no row that the tools can be asked about matches {options.filter!r}", file=sys.stderr

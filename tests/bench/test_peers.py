@@ -118,6 +118,28 @@ def test_a_tool_that_raises_is_a_finding() -> None:
     assert "KeyError" in answer.text
 
 
+def test_a_stopped_run_goes_on_from_what_was_kept(tmp_path: Path) -> None:
+    import predict
+
+    kept = tmp_path / "kept.jsonl"
+    asked: list[str] = []
+
+    def count(found: Subject) -> int:
+        asked.append(found.row.id)
+        return found.row.measured_bytes
+
+    TOOLS["counted"] = count
+    try:
+        pattern = "snap-wed-(128|512)-infer"
+        first = predict.answers(pattern, ["counted"], predict.Kept(kept))
+        again = predict.answers("snap-wed", ["counted"], predict.Kept(kept))
+    finally:
+        del TOOLS["counted"]
+    assert len(asked) == len(set(asked)) == len(again) > len(first) == 2
+    assert [a for a in again if a in first] == first
+    assert len(kept.read_text().splitlines()) == len(again)
+
+
 def test_commands_refuse_what_they_do_not_know(capsys: pytest.CaptureFixture[str]) -> None:
     import accuracy
     import predict
