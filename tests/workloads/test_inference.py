@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ebbtide.errors import UsageError
 from ebbtide.workloads.architectures import build, find
 from ebbtide.workloads.inference import DECODED, Inference, generate, lengthen
-from ebbtide.workloads.options import WorkloadOptions
+from ebbtide.workloads.options import Lora, WorkloadOptions
 
 BATCH, HEADS, WIDTH, LAYERS = 2, 2, 16, 2
 
@@ -45,6 +45,17 @@ def test_every_layer_holds_every_token(tiny: Callable[..., str], total: int) -> 
 
 def test_without_a_length_the_cache_is_the_prompts(tiny: Callable[..., str]) -> None:
     assert _cache(tiny(), seq=8).layers[0].keys.shape[2] == 8
+
+
+def test_adapters_do_not_bring_back_all_logits(tiny: Callable[..., str]) -> None:
+    pytest.importorskip("peft")
+    options = WorkloadOptions(batch=BATCH, seq=8, inference=True, lora=Lora(r=2))
+    running = build(find(tiny(), options)[0], options, "cpu")
+    seen: list[int] = []
+    head = running.model.get_submodule("base_model.model.lm_head")
+    head.register_forward_hook(lambda module, given, made: seen.append(made.shape[1]))
+    running.step(0)
+    assert seen == [1]
 
 
 def test_a_sliding_window_bounds_the_cache(tiny: Callable[..., str]) -> None:

@@ -25,6 +25,23 @@ def _trained(path: str, lora: Lora, **settings: Any) -> tuple[nn.Module, dict[st
     return running.model, trained
 
 
+@pytest.mark.parametrize("quantize", [None, "nf4"])
+def test_a_model_that_answers_holds_its_adapters(
+    tiny: Callable[..., str], quantize: str | None
+) -> None:
+    def held(lora: Lora | None) -> int:
+        options = WorkloadOptions(
+            batch=1, seq=8, inference=True, kv_tokens=12, lora=lora, quantize=quantize
+        )
+        running = build(find(tiny(), options)[0], options, "cpu")
+        running.step(0)
+        assert not running.model.training
+        return sum(p.numel() for p in running.model.parameters())
+
+    added = 2 * (4 * HIDDEN + 4 * HIDDEN)  # of rank 4, in two layers
+    assert held(Lora(r=4, targets=("q_proj",))) - held(None) == added
+
+
 @pytest.mark.parametrize("rank", [1, 4, 16])
 @pytest.mark.parametrize(
     ("targets", "widths"),

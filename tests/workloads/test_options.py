@@ -89,6 +89,21 @@ def test_training_holds_no_cache(other: dict[str, Any]) -> None:
     assert WorkloadOptions(**other).of_training() == (name,)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"optimizer": "adamw"}, {"grad_accum": 2}, {"checkpointing": True}, {"loss": "chunked"}],
+)
+def test_inference_refuses_what_only_training_has(other: dict[str, Any]) -> None:
+    (name,) = other
+    with pytest.raises(UsageError, match=f"^inference: .* no backward pass, so {name} would do"):
+        WorkloadOptions(inference=True, **other)
+
+
+def test_inference_holds_adapters_and_needs_no_optimizer() -> None:
+    assert WorkloadOptions(inference=True, lora=Lora(r=4), kv_tokens=9).lora == Lora(r=4)
+    assert WorkloadOptions(inference=True, optimizer="none").optimizer == "none"
+
+
 @pytest.mark.parametrize("other", [{"grad_accum": 2}, {"amp": "fp16"}])
 def test_gradients_dropped_in_backward_cannot_be_gathered(other: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="^optimizer_in_backward"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ebbtide.vgpu.virtual_gpu import VirtualGpu
 from ebbtide.workloads.sums import sum_of
 
 
@@ -16,6 +17,13 @@ def test_all_that_depends_on_parameters_is_added() -> None:
     assert (made.item(), made.dtype) == (8, torch.float32)
     made.backward()
     assert weight.grad is not None and weight.grad.tolist() == [4, 4]
+
+
+def test_the_sum_is_listed_where_a_virtual_gpu_is_on() -> None:
+    with VirtualGpu("t4") as gpu:
+        sum_of(torch.ones(2, device="cuda", requires_grad=True))
+    text, count = gpu.guesses["loss"]
+    assert "sum of its outputs" in text and count == 1
 
 
 @pytest.mark.parametrize("outputs", [{"a": torch.ones(2)}, (), torch.ones(2, dtype=torch.long)])

@@ -131,6 +131,12 @@ class VirtualGpu:
             for row in cls._active.mode.storages.rows_of(tensor):
                 cls._active.tape.alloc_category[row] = int(category)
 
+    @classmethod
+    def assume(cls, kind: str, text: str) -> None:
+        """List an assumption of a workload; nothing where no virtual GPU is on."""
+        if cls._active is not None:
+            cls._active.guess(kind, text)
+
     # -- what the parts of the API ask
 
     @property

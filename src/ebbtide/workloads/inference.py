@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,6 +14,7 @@ from ebbtide.errors import UsageError
 from ebbtide.trace.model import Category
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
 from ebbtide.workloads.architecture import DTYPES, Architecture
+from ebbtide.workloads.lora import add_lora
 from ebbtide.workloads.options import WorkloadOptions
 from ebbtide.workloads.quantize import quantize
 
@@ -55,7 +57,10 @@ class Inference:
         model = architecture.make_model(options)
         if options.quantize is not None:
             quantize(model, options.quantize, DTYPES[options.dtype])
-        self.model: nn.Module = model.to(self.device).eval()
+        model.to(self.device)
+        if options.lora is not None:
+            model = add_lora(model, options.lora)
+        self.model: nn.Module = model.eval()
 
     def step(self, i: int) -> None:
         """One pass: the forward call, or prefill and decoding."""
@@ -97,11 +102,9 @@ def generate(model: nn.Module, inputs: Mapping[str, Any], options: WorkloadOptio
 
 
 def _last_logits_only(model: nn.Module) -> dict[str, Any]:
-    code = getattr(type(model).forward, "__wrapped__", type(model).forward)
-    names = getattr(code, "__code__", None)
-    import inspect
-
-    taken = inspect.signature(type(model).forward).parameters if names else {}
+    # A model with adapters hands on whatever it is called with.
+    base = getattr(model, "get_base_model", lambda: model)()
+    taken = inspect.signature(type(base).forward).parameters
     return {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
 
 

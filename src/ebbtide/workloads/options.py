@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from ebbtide.errors import UsageError
 
@@ -23,6 +23,8 @@ _TRAINING = (
     "lora",
     "loss",
 )
+# Of those, what a model that only answers can have too.
+_SERVED = ("lora",)
 # Of samples, tokens and pixels: beyond any use, and products still fit 64 bits, mostly.
 MOST = 10**9
 
@@ -79,7 +81,7 @@ class WorkloadOptions:
         optimizer_in_backward: step each parameter as soon as its gradient is there.
         grad_accum: forward and backward passes of `batch` samples before each step.
         checkpointing: recompute activations layer by layer in backward.
-        lora: train low-rank adapters and freeze the rest.
+        lora: train low-rank adapters and freeze the rest; in inference, hold them.
         quantize: format in which the weights of linear layers are held.
         inference: no gradients; causal language models prefill and then decode.
         kv_tokens: tokens a request holds in its cache at the end of decoding; of a TARGET,
@@ -131,8 +133,8 @@ class WorkloadOptions:
 
     def of_training(self) -> tuple[str, ...]:
         """The options that were given and mean something in training alone."""
-        default = WorkloadOptions()
-        return tuple(name for name in _TRAINING if getattr(self, name) != getattr(default, name))
+        defaults = {each.name: each.default for each in fields(self)}
+        return tuple(name for name in _TRAINING if getattr(self, name) != defaults[name])
 
     def check_trainable(self) -> None:
         """Refuse to train weights that have no gradient.
@@ -147,6 +149,12 @@ class WorkloadOptions:
             )
 
     def _check_together(self) -> None:
+        useless = [name for name in self.of_training() if name not in _SERVED]
+        if self.inference and useless and (useless, self.optimizer) != (["optimizer"], "none"):
+            raise UsageError(
+                f"inference: there is no backward pass, so {', '.join(useless)} would do "
+                "nothing. Leave one or the other away."
+            )
         if self.kv_tokens is not None and not self.inference and self.of_training():
             raise UsageError(
                 "kv_tokens: a cache is held in inference only, where "
