@@ -9,7 +9,15 @@ from tests.prediction.builder import training
 from tests.prediction.samples import device
 
 from ebbtide.gpus import find
-from ebbtide.prediction.curve import BATCH_CAP, BATCHES, _search, best_batch, curve, largest_batch
+from ebbtide.prediction.curve import (
+    BATCH_CAP,
+    BATCHES,
+    _search,
+    best_batch,
+    curve,
+    largest_batch,
+    telling,
+)
 from ebbtide.prediction.family import Family, family
 from ebbtide.prediction.parts import CurvePoint
 from ebbtide.prediction.process import Device, Replays
@@ -161,3 +169,9 @@ def test_no_best_batch() -> None:
     assert best_batch([]) is None
     assert best_batch([point(1, 10.0, fits=False)]) is None
     assert best_batch([point(1, None)]) is None
+
+
+@pytest.mark.parametrize(("over", "told"), [(0, 0), (4, 4), (5, 2), (9, 2)])
+def test_of_many_that_do_not_fit_two_are_told(over: int, told: int) -> None:
+    points = [point(batch, 1.0, fits=batch <= 3) for batch in range(1, 4 + over)]
+    assert [each.batch for each in telling(points)] == list(range(1, 4 + told))

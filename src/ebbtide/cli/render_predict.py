@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ebbtide.prediction.alive import without_numbers
+from ebbtide.prediction.curve import telling
 from ebbtide.prediction.result import Prediction
 from ebbtide.report.palette import colour
 from ebbtide.report.terminal import Bar
@@ -157,7 +158,8 @@ def _curve(each: Prediction, console: Console) -> Table:
         table.add_column("step*", justify="right", no_wrap=True)
         table.add_column("samples/s*", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for point in each.curve:
+    shown = telling(each.curve)
+    for point in shown:
         share = point.process_bytes.likely / each.usable_bytes
         style = "" if point.fits else "red"
         cells: list[str | Bar | Text] = [
@@ -178,8 +180,12 @@ def _curve(each: Prediction, console: Console) -> Table:
         ]
         cells.append(Text(", ".join(marks) if point.fits else "does not fit", style="bold"))
         table.add_row(*cells, style=style)
+    hidden = len(each.curve) - len(shown)
+    said = [f"{hidden} larger batches do not fit either"] if hidden else []
     if timed:
-        table.caption = "* predicted from the GPU's rates, not measured"
+        said.append("* predicted from the GPU's rates, not measured")
+    if said:
+        table.caption = "\n".join(said)
         table.caption_justify = "left"
     return table
 

@@ -22,6 +22,8 @@ and z), and no memory model knows which ones do.
 """
 
 _KNEE = 0.95
+_MANY_OVER = 4
+_SHOWN_OVER = 2
 
 
 def curve(
@@ -149,6 +151,14 @@ def best_batch(points: Sequence[CurvePoint], share: float = _KNEE) -> int | None
         return None
     enough = share * max(speeds.values())
     return min(batch for batch, speed in speeds.items() if speed >= enough)
+
+
+def telling(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
+    """The points to show: of many that do not fit, the first two; the rest tell nothing new."""
+    over = [point for point in points if not point.fits]
+    if len(over) <= _MANY_OVER:
+        return tuple(points)
+    return tuple(point for point in points if point.fits or point in over[:_SHOWN_OVER])
 
 
 def _bound(family: Family, device: Device, cap: int) -> int:

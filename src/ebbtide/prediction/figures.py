@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ebbtide.prediction.curve import telling
 from ebbtide.prediction.parts import CurvePoint, Timeline
 from ebbtide.prediction.result import Prediction
 from ebbtide.report.charts import Chart, PlotTrace, horizontal, line, stacked
@@ -48,7 +49,7 @@ def timeline_chart(prediction: Prediction, shown: Timeline) -> Chart:
 
 def memory_curve(prediction: Prediction) -> Chart:
     """Process memory against batch size with the GPU's line."""
-    points = prediction.curve
+    points = telling(prediction.curve)
     batches = [point.batch for point in points]
     factor, unit = _unit(max(point.process_bytes.high for point in points))
 
@@ -99,7 +100,7 @@ def memory_curve(prediction: Prediction) -> Chart:
 
 def speed_curve(prediction: Prediction) -> Chart | None:
     """Predicted samples a second against batch size; None where the trace has no cost."""
-    points = [point for point in prediction.curve if point.samples_per_s is not None]
+    points = [point for point in telling(prediction.curve) if point.samples_per_s is not None]
     if not points:
         return None
     batches = [point.batch for point in points]

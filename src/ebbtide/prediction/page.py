@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ebbtide._version import __version__
 from ebbtide.prediction.alive import without_numbers
+from ebbtide.prediction.curve import telling
 from ebbtide.prediction.figures import memory_curve, speed_curve, timeline_chart
 from ebbtide.prediction.parts import Alive, CurvePoint
 from ebbtide.prediction.result import Prediction
@@ -233,9 +234,12 @@ def _curve(each: Prediction, charts: dict[str, Chart]) -> str:
         Column(title="step, predicted", numeric=True),
         Column(title="samples/s, predicted", numeric=True),
     ]
-    rows = [_curve_row(point, each) for point in each.curve]
-    marked = [i for i, point in enumerate(each.curve) if point.batch == each.best_batch]
-    caption = "By batch size. Times are predicted by a roofline model of the GPU, not measured."
+    told = telling(each.curve)
+    rows = [_curve_row(point, each) for point in told]
+    marked = [i for i, point in enumerate(told) if point.batch == each.best_batch]
+    hidden = len(each.curve) - len(told)
+    more = f" {hidden} larger batches do not fit either." if hidden else ""
+    caption = f"By batch size.{more} Times are predicted by a roofline model, not measured."
     shown = table(caption, columns, rows, marked=marked, sortable=False)
     return f'<h2>Batch size</h2><div class="card">{drawn}{shown}</div>'
 

@@ -100,6 +100,9 @@ def _with_curve(
     if alone.batch is not None and alone.batch not in batches:
         points = tuple(sorted((_point(alone, alone.batch), *points), key=lambda p: p.batch))
     largest = largest_batch(grown, device, points=points, cap=cap, replays=replays)
+    if largest and largest not in {point.batch for point in points}:
+        found = curve(grown, device, batches=[largest], replays=replays)
+        points = tuple(sorted((*points, *found), key=lambda p: p.batch))
     return replace(
         alone,
         curve=points,

@@ -8,7 +8,9 @@ import torch
 
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
 
-_ASSUMED = "No loss is known for this model: the sum of its outputs is taken; a real loss may need more"
+_ASSUMED = (
+    "No loss is known for this model: the sum of its outputs is taken; a real loss may need more"
+)
 
 
 def sum_of(outputs: Any) -> torch.Tensor:
