@@ -49,6 +49,7 @@ _API = (
     "graphs",
     "threads",
     "profiling",
+    "quasi_newton",
 )
 
 
