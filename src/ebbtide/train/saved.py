@@ -66,7 +66,7 @@ class SavedTensors:
 
     def _pack(self, tensor: Tensor) -> Any:
         value = self.tape.find(tensor) if self.tape.recording else None
-        if value is None or len(value.writes) != value.version + 1 or _odd(tensor):
+        if value is None or len(value.writes) != value.version + 1 or is_odd(tensor):
             return Kept(tensor)
         return Dropped(Reference.of(tensor, value))
 
@@ -85,7 +85,7 @@ class SavedTensors:
         return reference.on(storage)
 
 
-def _odd(tensor: Tensor) -> bool:
+def is_odd(tensor: Tensor) -> bool:
     """Whether a storage and a geometry do not say all of `tensor`."""
     return tensor.is_conj() or tensor.is_neg() or tensor.layout is not torch.strided
 

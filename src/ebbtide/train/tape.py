@@ -34,7 +34,7 @@ class Tape(TorchDispatchMode):
         rebuilt: whether the value at a place (operation, output) is to be dropped.
 
     Attributes:
-        recording: on in the forward pass, off in backward.
+        recording: on in the forward pass, off from `backward` on.
         count: operations so far.
     """
 
@@ -65,6 +65,12 @@ class Tape(TorchDispatchMode):
         self._owned.clear()
         self._ends.clear()
 
+    def backward(self) -> None:
+        """The forward pass is over: from here on saved tensors alone own recipes."""
+        self.recording = False
+        self._owned.update(self._values)
+        self._values.clear()
+
     def find(self, tensor: Tensor) -> Value | None:
         """The value whose storage holds `tensor`, if it is followed."""
         key = tensor.untyped_storage()._cdata
@@ -80,7 +86,7 @@ class Tape(TorchDispatchMode):
             key = tensor.untyped_storage()._cdata
             value.held = tensor.untyped_storage()
             self._owned[key] = value
-            del self._values[key]
+            self._values.pop(key, None)
         return Reference.of(tensor, value)
 
     def __torch_dispatch__(
@@ -126,7 +132,11 @@ class Tape(TorchDispatchMode):
                 made = weakref.ref(value)
             operation.outputs.append(made)
         self._count_writes(writes, operation)
+        self.recorded(operation, result, writes)
         return result
+
+    def recorded(self, operation: Operation, result: Any, writes: list[Tensor]) -> None:
+        """For those who look on: what was called, what came, and what it wrote in place."""
 
     def _follow(self, tensor: Tensor, place: tuple[int, int] | None) -> Value:
         storage = tensor.untyped_storage()

@@ -1,0 +1,1 @@
+"""Choose what makes a training step fit: techniques, their cost, and the solver."""

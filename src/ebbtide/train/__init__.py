@@ -1,0 +1,1 @@
+"""Carry out a plan in a real training loop."""
