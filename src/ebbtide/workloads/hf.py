@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import warnings
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ from ebbtide.workloads.hf_probe import feature_tokens
 from ebbtide.workloads.options import WorkloadOptions
 
 DEFAULT_SEQ = 512
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
+_READ = {"input_ids", "inputs_embeds", "decoder_input_ids"}
 CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING"
 
 
@@ -101,8 +104,8 @@ class TransformersModel:
         return task_of(self.cls) == CAUSAL
 
     def reads_text(self) -> bool:
-        """Whether the forward call takes tokens or their embeddings."""
-        return bool({"input_ids", "inputs_embeds"} & self._taken())
+        """Whether the forward call takes tokens or their embeddings, or answers in them."""
+        return bool(_READ & self._taken())
 
     def _taken(self) -> set[str]:
         return set(inspect.signature(self.cls.forward).parameters)
@@ -112,9 +115,12 @@ class TransformersModel:
         found = [
             value
             for part in (self.config, language_part(self.config))
-            for name in ("max_position_embeddings", "n_positions", "max_seq_len")
+            for name in _LENGTHS
             if isinstance(value := read(part, name), int) and value > 0
         ]
+        axes = read(self.config, "axial_pos_shape")
+        if axes and read(self.config, "axial_pos_embds"):
+            return math.prod(axes)  # Reformer trains on just as many
         return min([DEFAULT_SEQ, *(length - self._offset() for length in found)])
 
     def _offset(self) -> int:

@@ -7,16 +7,30 @@ here is one that the published checkpoints of the family have too.
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import PretrainedConfig
 
 from ebbtide.workloads.hf_inputs.request import language_part, parts, read
 
 PLACEHOLDERS = ("_token_id", "_token_index")
+_MARKERS = ("image_token_index", "video_token_index", "audio_token_id", "audio_token_index")
 # Published vocabularies are padded to a multiple of 64 for the tensor cores.
 MULTIPLE = 64
 HORIZON = 24
 # What defaults leave out: `config.json` of facebook/esm2_t33_650M_UR50D, deepseek-ai/DeepSeek-V2.
-PUBLISHED = {"esm": {"vocab_size": 33}, "deepseek_v2": {"num_experts_per_tok": 6}}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "esm": {"vocab_size": 33},
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    # facebook/xmod-base: English is the first of its languages.
+    "xmod": {"default_language": "en_XX"},
+    # zai-org/GLM-4.5V and zai-org/GLM-OCR: twice the rotary sections over the rotated share.
+    "glm4v_moe_text": {"head_dim": 128},
+    "glm_ocr_text": {"head_dim": 128},
+    # facebook/wav2vec2-conformer-rel-pos-large-960h-ft: letters.
+    "wav2vec2-conformer": {"vocab_size": 32},
+    "wav2vec2-bert": {"vocab_size": 32},
+}
 # Which layers attend: `config.json` of ibm-ai-platform/Bamba-9B, and of
 # ibm-granite/granite-4.0-tiny-preview.
 BAMBA = (9, 18, 27)
@@ -32,10 +46,10 @@ def complete(config: PretrainedConfig) -> PretrainedConfig:
             part.pad_token_id = 0
         _horizon(part)
         _attend(part)
-        _heads(part)
         for name, value in PUBLISHED.get(str(part.model_type), {}).items():
-            if vars(part).get(name, value) is None:
+            if vars(part).get(name) is None:
                 setattr(part, name, value)
+        _heads(part)
     _image_token(config)
     _join(config)
     _fit_vocabulary(config)
@@ -49,9 +63,11 @@ def _start_token(config: PretrainedConfig) -> None:
 
 
 def _image_token(config: PretrainedConfig) -> None:
-    """Let the last token of the vocabulary stand for images where none is named."""
-    if "image_token_index" in vars(config) and config.image_token_index is None:
-        config.image_token_index = read(language_part(config), "vocab_size") or 0
+    """Let tokens behind the vocabulary stand for images and sound where none is named."""
+    behind = read(language_part(config), "vocab_size") or 0
+    for number, name in enumerate(_MARKERS):
+        if name in vars(config) and getattr(config, name) is None:
+            setattr(config, name, behind + number)
 
 
 def _horizon(config: PretrainedConfig) -> None:
@@ -87,6 +103,7 @@ def _heads(config: PretrainedConfig) -> None:
 def _join(config: PretrainedConfig) -> None:
     """Let the vision part of Qwen's kind end in the width that the language part begins with."""
     vision, text = (vars(config).get(name) for name in ("vision_config", "text_config"))
+    _join_sound(config)
     if vision is None or text is None:
         return
     width = read(text, "hidden_size")
@@ -94,6 +111,17 @@ def _join(config: PretrainedConfig) -> None:
         vision.out_hidden_size = width
     elif width and {"spatial_merge_size", "embed_dim"} <= set(vars(vision)):
         vision.hidden_size = width
+
+
+def _join_sound(config: PretrainedConfig) -> None:
+    """Let the projector of Granite Speech's kind begin with the width that the encoder ends in."""
+    projector, sound = (vars(config).get(name) for name in ("projector_config", "encoder_config"))
+    audio, text = (vars(config).get(name) for name in ("audio_config", "text_config"))
+    if audio is not None and text is not None and "output_dim" in vars(audio):
+        audio.output_dim = read(text, "hidden_size") or audio.output_dim
+    width = read(sound, "hidden_dim") if sound is not None else None
+    if width and projector is not None and "encoder_hidden_size" in vars(projector):
+        projector.encoder_hidden_size = width
 
 
 def _fit_vocabulary(config: PretrainedConfig) -> None:

@@ -60,8 +60,8 @@ def _build(cls: type[PreTrainedModel], config: PretrainedConfig) -> nn.Module:
 
 
 def _count(model: nn.Module, cls: type[PreTrainedModel], request: Request, call: str) -> int | None:
-    holder = next((module for module in model.modules() if hasattr(module, call)), None)
-    if holder is None:
+    methods = [getattr(module, call) for module in model.modules() if hasattr(module, call)]
+    if not methods:
         return None
     single = Request(
         config=request.config,
@@ -74,8 +74,12 @@ def _count(model: nn.Module, cls: type[PreTrainedModel], request: Request, call:
         dtype=torch.float32,
     )
     given = inputs_for(cls, single, labels=False)
-    method = getattr(holder, call)
-    taken = inspect.signature(method).parameters
+    # The outermost may only hand on what it gets, as ``*args``.
+    method, taken = methods[0], inspect.signature(methods[0]).parameters
+    for inner in methods[1:]:
+        if given.keys() & taken.keys():
+            break
+        method, taken = inner, inspect.signature(inner).parameters
     with torch.no_grad():
         result = method(**{name: value for name, value in given.items() if name in taken})
     return _rows(result)

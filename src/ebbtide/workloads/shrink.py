@@ -25,7 +25,7 @@ WIDTHS = re.compile(
     r"(.*_)?(hidden_size|hidden_sizes|hidden_dim|hidden_dims|intermediate_size|embed_dim"
     r"|embed_dims|embedding_size|embedding_dim|d_model|d_ff|d_kv|d_inner|ffn_dim|mlp_dim"
     r"|head_dim|n_embd|n_inner|projection_dim|projection_size|ffn_size|feature_size"
-    r"|bottleneck_size|hidden_channels|inter_dim|rank|d_embed|d_head|decoder_dim|rotary_dim|attention_head_size)"
+    r"|attention_head_dim|vision_output_dim|upsample_groups|axial_pos_embds_dim|bottleneck_size|hidden_channels|inter_dim|rank|d_embed|d_head|decoder_dim|rotary_dim|attention_head_size)"
 )
 EXPERTS = re.compile(r"(n|num)_(routed_|local_|shared_)?experts|moe_num_experts")
 CHOSEN_EXPERTS = re.compile(
@@ -37,6 +37,8 @@ CHOSEN_LAYERS = (
     "fullatt_block_indexes",
     "global_attn_indexes",
 )
+# Layers whose outputs go on, each once.
+TAKEN_FROM = "backbone_out_indices"
 DEPTH_LISTS = ("depths", "num_layers", "layers", "num_block_repeats")
 DEPTH_FACTORS = ("depth_coefficient", "depth_multiplier")
 IMAGE_SIZES = ("image_size", "img_size")
@@ -46,7 +48,7 @@ POOLED = ("mm_tokens_per_image",)
 MAX_LAYERS = 8
 MAX_KINDS = 4
 VOCABULARY = 1024
-VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input")
+VOCABULARIES = ("vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input")
 PATCHES = 4
 # By model type, the longer first: transformers 5.24.0, `rope_parameters.get("mrope_section", ...)`.
 SECTIONS = {
@@ -120,16 +122,22 @@ def _shrink(config: PretrainedConfig, divisor: int, layers: int, image: bool) ->
     for name, value in values.items():
         if isinstance(value, PretrainedConfig):
             _shrink(value, divisor, layers, image)
+        elif name == "projector_patch_to_query_dict" and image:
+            _set(config, name, {PATCHES**2: PATCHES})
         elif isinstance(value, dict) and name not in ("id2label", "label2id"):
             _scale_sections(value, divisor)
         elif _whole(value):
             _set(config, name, _smaller_number(name, value, cut, values))
         elif name == "image_grid_pinpoints" and value:
             tiled = value
+        elif name == "axial_pos_shape" and value:
+            _set(config, name, type(value)([PATCHES] * len(value)))
         elif isinstance(value, (list, tuple)) and value:
             _set(config, name, _smaller_list(name, value, cut))
         elif isinstance(value, float) and name in DEPTH_FACTORS:
             _set(config, name, min(value, 1.0))
+    if image and {"image_embedding_size", "image_size", "patch_size"} <= vars(config).keys():
+        _set(config, "image_embedding_size", _side(config) // config.patch_size)
     if tiled:
         factor = _side(values.get("vision_config")) / before_side
         _set(config, "image_grid_pinpoints", [[int(v * factor) for v in row] for row in tiled])
@@ -149,6 +157,7 @@ def _layers_needed(values: dict[str, Any], before: int, layers: int) -> int:
     """The shortest prefix that has every kind of layer named in a list of one a layer."""
     pattern = values.get("block_types") or ()  # one round, which all layers repeat
     needed = max(layers, 1 + (values.get("attn_layer_offset") or 0), len(pattern))
+    needed = max(needed, len(values.get(TAKEN_FROM) or ()))
     for value in values.values():
         if not isinstance(value, (list, tuple)) or before < 2 or len(value) != before:
             continue
@@ -181,6 +190,10 @@ def _smaller_list(name: str, value: Any, cut: _Cut) -> Any:
     kind = type(value)
     if name in CHOSEN_LAYERS:
         return kind(min(v, cut.keep - 1) for v in value)
+    if name == TAKEN_FROM:
+        return kind(range(cut.keep - len(value), cut.keep))
+    if name == "vision_feature_layer":
+        return kind(max(-cut.keep, min(v, cut.keep)) for v in value)
     if name == "attn_layer_indices":
         return kind([cut.keep - 1])
     if len(value) == cut.before > max(cut.keep, MAX_KINDS):

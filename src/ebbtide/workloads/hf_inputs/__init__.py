@@ -9,7 +9,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ebbtide.errors import TargetError
-from ebbtide.workloads.hf_inputs import audio, special, text, vision
+from ebbtide.workloads.hf_inputs import audio, packed, special, text, vision
 from ebbtide.workloads.hf_inputs.labels import labels_for, loss_of
 from ebbtide.workloads.hf_inputs.request import Maker, Request
 
@@ -64,7 +64,8 @@ def inputs_for(cls: type[PreTrainedModel], request: Request, labels: bool = True
     Raises:
         TargetError: ``forward`` requires an input that no rule makes.
     """
-    rules = special.RULES.get(request.config.model_type, {})
+    kind = request.config.model_type
+    rules = special.RULES.get(kind) or packed.RULES.get(kind, {})
     inputs: dict[str, Any] = {}
     for name in dict.fromkeys([*_wanted(cls, request), *rules]):
         if name == "labels":

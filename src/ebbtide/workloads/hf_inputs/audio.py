@@ -7,13 +7,28 @@ from torch import Tensor
 from ebbtide.workloads.hf_inputs.request import Maker, Request, first, parts
 
 SECOND = 16_000
+CODECS = (
+    "audio_channels",
+    "upsampling_ratios",
+    "upsampling_rates",
+    "downsampling_ratios",
+    "acoustic_tokenizer_config",
+    "acoustic_model_config",
+)
 FRAMES = 128
-BINS = ("num_mel_bins", "n_mels", "input_feat_per_channel", "feature_size", "input_dim")
+BINS = (
+    "num_mel_bins",
+    "n_mels",
+    "input_feat_per_channel",
+    "feature_projection_input_dim",
+    "feature_size",
+    "input_dim",
+)
 
 
 def waveform(request: Request) -> Tensor:
     """``[batch, samples]``: one second at 16 kHz; ``[batch, channels, samples]`` for codecs."""
-    codec = first(request.config, "audio_channels", "upsampling_ratios", "upsampling_rates")
+    codec = first(request.config, *CODECS)
     if codec is not None:
         count = first(request.config, "audio_channels") or 1
         return request.floats(request.batch, int(count), SECOND)
@@ -52,6 +67,7 @@ def spectrogram(request: Request) -> Tensor:
 MAKERS: dict[str, Maker] = {
     "input_values": waveform,
     "input_features": spectrogram,
+    "padding_mask": lambda r: r.ones(r.batch, frames(r)),
     "input_features_mask": lambda r: r.ones(r.batch, frames(r)),
     "feature_attention_mask": lambda r: r.ones(r.batch, frames(r)),
 }

@@ -105,6 +105,7 @@ RULES: dict[str, Rule] = {
     "WithLMHeadModel": _copy,
     "ForConditionalGeneration": _generated,
     "ForTextToText": _generated,
+    "MTModel": _generated,
     "ForVisionText2Text": _generated,
     "ForPreTraining": _copy,
     "ForSequenceClassification": _class,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ebbtide.workloads.hf_inputs.audio import SECOND, bins, frames
+from ebbtide.workloads.hf_inputs.audio import SECOND, bins, frames, waveform
 from ebbtide.workloads.hf_inputs.placeholders import grid, token_types
 from ebbtide.workloads.hf_inputs.request import (
     Maker,
@@ -16,7 +16,9 @@ from ebbtide.workloads.hf_inputs.request import (
     channels,
     first,
     image_size,
+    parts,
     patch_size,
+    vocabulary,
 )
 from ebbtide.workloads.hf_inputs.text import token_ids
 from ebbtide.workloads.hf_inputs.vision import images, patches, video
@@ -90,7 +92,7 @@ _SPOKEN_TEXT: dict[str, Maker] = {"input_features": _bins_first}
 
 
 def _seq2seq_labels(request: Request) -> Tensor:
-    return request.ints(100, request.batch, request.seq, low=3)
+    return request.ints(min(vocabulary(request), 100), request.batch, request.seq, low=3)
 
 
 _PAIR: dict[str, Maker] = {"decoder_input_ids": _seq2seq_labels, "labels": _seq2seq_labels}
@@ -131,6 +133,24 @@ def _tiled_size(request: Request) -> tuple[int, int]:
 def _tiled_sizes(request: Request) -> Tensor:
     """``[batch, 2]``."""
     return torch.tensor([list(_tiled_size(request))] * request.batch, device=request.device)
+
+
+def _channel_codes(request: Request) -> Tensor:
+    """``[batch, seq, channels]`` of a decoder over several codebooks at once."""
+    decoder = first(request.config, "decoder_config") or request.config
+    return request.ints(100, request.batch, request.seq, int(first(decoder, "num_channels") or 9))
+
+
+def _input_rows(request: Request) -> Tensor:
+    """``[batch, frames, input_dim]``: stacked frames as an acoustic encoder takes them."""
+    width = int(first((request.audio, request.config), "input_dim") or bins(request))
+    return request.floats(request.batch, frames(request), width)
+
+
+def _whole_windows(request: Request) -> int:
+    """Frames that are a multiple of the encoder's window."""
+    window = 2 * int(first((request.audio, request.config), "n_window") or 50)
+    return window * 2
 
 
 _TILED: dict[str, Maker] = {"pixel_values": _tiles, "image_sizes": _tiled_sizes}
@@ -183,7 +203,45 @@ _MLLAMA: dict[str, Maker] = {
 _SEEN: dict[str, Maker] = {
     "cross_attention_mask": lambda r: r.ones(r.batch, r.seq, 1, _tile_count(r)),
 }
+_CODES: dict[str, Maker] = {
+    "decoder_input_ids": _channel_codes,
+    "labels": lambda r: _channel_codes(r).transpose(1, 2).flatten(0, 1),
+}
+_WINDOWS: dict[str, Maker] = {
+    "input_features": lambda r: r.floats(r.batch, bins(r), _whole_windows(r)),
+    "input_features_mask": lambda r: r.ones(r.batch, _whole_windows(r)),
+}
+_MASKED_MONO: dict[str, Maker] = {
+    "input_values": _mono,
+    "padding_mask": lambda r: r.ones(r.batch, SECOND),
+}
+_VIDEO: dict[str, Maker] = {"pixel_values": video}
+_LISTS: dict[str, Maker] = {"past_values": lambda r: list(r.floats(r.batch, _context(r)))}
+_MERGED: dict[str, Maker] = {
+    name: lambda r: torch.ones(r.batch, dtype=torch.long, device=r.device)
+    for name in ("image_merge_sizes",)
+}
+_HEARD = SECOND // 320  # features of one second: one for each 320 samples
+_SEMANTIC = ("feature_projection_input_dim",)
+_CODEC_FEATURES: dict[str, Maker] = {
+    "input_values": _mono,
+    "input_features": lambda r: r.floats(
+        r.batch, _HEARD, int(first(tuple(parts(r.config)), *_SEMANTIC) or 160)
+    ),
+    "input_features_mask": lambda r: r.ones(r.batch, _HEARD),
+}
 _MUSIC: dict[str, Maker] = {"input_ids": _codes}
+
+
+def _context(request: Request) -> int:
+    return int(first(request.config, "context_length") or 512)
+
+
+def _heard(request: Request) -> Tensor:
+    """``[batch, seq]`` with one token that stands for the whole sound."""
+    ids: Tensor = token_ids(request)
+    ids[:, 0] = int(request.config.audio_token_id)
+    return ids
 
 
 def _tile_count(request: Request) -> int:
@@ -247,7 +305,6 @@ RULES: dict[str, dict[str, Maker]] = {
     "nemotron_asr_streaming": _TRANSDUCER,
     "omniasr": _MONO,
     "omniasr_audio": _MONO,
-    "omniasr_ctc": _MONO,
     "paddleocr_vl": {"pixel_values": _square_patches},
     "paddleocr_vl_vision": {"pixel_values": lambda r: _square_patches(r)[None]},
     "parakeet_ctc": _FRAMES,
@@ -256,12 +313,13 @@ RULES: dict[str, dict[str, Maker]] = {
     "parakeet_tdt": _TRANSDUCER,
     "pe_audio": _MONO,
     "pe_audio_encoder": _MONO,
+    "pe_audio_video": _MONO,
+    "pe_audio_video_encoder": _MONO,
     "pixtral": _SIZES,
     "splinter": {"input_ids": _question},
     "timesformer": {"pixel_values": video},
     "videomae": {"pixel_values": video},
     "vivit": {"pixel_values": video},
-    "pop2piano": {"input_ids": lambda r: None},
     "decision_transformer": _DECISIONS,
     "deepseek_vl_hybrid": {
         "high_res_pixel_values": lambda r: r.floats(r.batch, 3, 1024, 1024),
@@ -275,8 +333,70 @@ RULES: dict[str, dict[str, Maker]] = {
     "llava_next": _TILED,
     "llava_next_video": _TILED,
     "llava_onevision": _TILED,
-    "speech-encoder-decoder": _PAIR,
+    "speech-encoder-decoder": {**_PAIR, "inputs": waveform},
     "vision-encoder-decoder": _PAIR,
+    "dia": _CODES,
+    "dia_decoder": {
+        "input_ids": _channel_codes,
+        "encoder_hidden_states": lambda r: r.floats(r.batch, r.seq, r.config.cross_hidden_size),
+    },
+    "kyutai_speech_to_text": {
+        "input_ids": lambda r: r.ints(100, r.batch, r.seq, r.config.num_codebooks + 1),
+        "labels": lambda r: r.ints(100, r.batch, r.seq),
+    },
+    "apertus1p5": _SIZES,
+    "blip_2_qformer": {
+        "encoder_hidden_states": lambda r: r.floats(r.batch, 16, r.config.encoder_hidden_size),
+    },
+    "omniasr_ctc": _MASKED_MONO,
+    "pop2piano": {
+        "input_ids": lambda r: None,
+        "input_features": lambda r: r.floats(r.batch, frames(r), r.config.d_model),
+    },
+    "seggpt": {
+        name: lambda r: images(r)[:, :, : image_size(r)[0] // 2]
+        for name in ("pixel_values", "prompt_pixel_values", "prompt_masks")
+    },
+    "neucodec": _CODEC_FEATURES,
+    "xcodec2": _CODEC_FEATURES,
+    "granite_speech": {"input_features": _input_rows},
+    "granite_speech_plus": {"input_features": _input_rows},
+    "granite_speech_encoder": {"hidden_states": _input_rows},
+    "granite_speech_plus_encoder": {"hidden_states": _input_rows},
+    "granite_speech5_ctc": {"input_features": _input_rows},
+    "granite_speech5_encoder": {"input_features": _input_rows},
+    "qwen3_asr": _WINDOWS,
+    "qwen3_asr_encoder": _WINDOWS,
+    "moss_transcribe_diarize": {"padding_mask": lambda r: r.ones(r.batch, frames(r))},
+    "speecht5": _PAIR,
+    "timesfm": _LISTS,
+    "timesfm2_5": _LISTS,
+    "vibevoice": _MASKED_MONO,
+    "vibevoice_acoustic_tokenizer": _MASKED_MONO,
+    "vibevoice_acoustic_tokenizer_encoder": {"hidden_states": _mono},
+    "video_llama_3": _MERGED,
+    "video_llama_3_vision": {
+        "merge_sizes": lambda r: torch.ones(r.batch, dtype=torch.long, device=r.device)
+    },
+    "xclip": _VIDEO,
+    "xclip_vision_model": {"pixel_values": lambda r: video(r).flatten(0, 1)},
+    "xcodec": _MONO,
+    "ultravbert": _ONE_IMAGE,
+    "instructblipvideo": _VIDEO,
+    "perceiver": {"inputs": token_ids, "input_ids": lambda r: None},
+    "qwen2_audio": {
+        "input_ids": _heard,
+        "attention_mask": lambda r: r.ones(r.batch, r.seq),
+    },
+    "idefics2_perceiver": {
+        "context": lambda r: r.floats(r.batch, 64, r.config.hidden_size),
+        "attention_mask": lambda r: r.ones(r.batch, 64),
+    },
+    "visual_bert": {
+        "visual_embeds": lambda r: r.floats(r.batch, _REGIONS, r.config.visual_embedding_dim),
+        "visual_attention_mask": lambda r: r.ones(r.batch, _REGIONS),
+    },
+    "fuyu": {"image_patches": patches, "pixel_values": lambda r: None},
     "florence_vision": {"hidden_states": images},
     "gemma3": _GEMMA,
     "paligemma": _GEMMA,
@@ -284,5 +404,17 @@ RULES: dict[str, dict[str, Maker]] = {
 }
 # Model types whose own loss needs more than labels: the sum of their outputs serves.
 WITHOUT_LABELS = frozenset(
-    {"grounding-dino", "mm-grounding-dino", "musicgen_decoder", "musicgen_melody_decoder"}
+    {
+        "grounding-dino",
+        "mm-grounding-dino",
+        "musicgen_decoder",
+        "musicgen_melody_decoder",
+        "nemotron3_5_asr",
+        "nemotron_asr_streaming",
+        "perceiver",
+        "pp_doclayout_v2",
+        "pp_doclayout_v3",
+        "pp_doclayout_v4",
+        "visual_bert",
+    }
 )
