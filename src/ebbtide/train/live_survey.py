@@ -1,0 +1,236 @@
+"""Record a step on the device it runs on as the graph that the planner works on.
+
+For the CPU, and for a GPU that is there: real values, real time of each operation. What
+kernels allocate inside is not seen. On a virtual GPU `ebbtide.train.survey` sees that too.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
+
+from ebbtide.plan.graph import Call, Source, Step, StepGraph, Storage
+from ebbtide.train.rebuild import rebuild
+from ebbtide.train.saved import Kept, is_odd
+from ebbtide.train.schema import repeatable
+from ebbtide.train.tape import Tape
+from ebbtide.train.values import Operation, Reference
+
+_REBUILT = -1
+
+
+class _Followed:
+    """A dropped saved tensor that tells the survey what becomes of it."""
+
+    __slots__ = ("number", "reference", "survey")
+
+    def __init__(self, survey: LiveSurvey, number: int, reference: Reference) -> None:
+        self.survey, self.number, self.reference = survey, number, reference
+        reference.value.handles += 1
+        survey.note(Step.SAVE, number)
+
+    def __del__(self) -> None:
+        value = self.reference.value
+        value.handles -= 1
+        if not value.handles:
+            value.rebuilt = None
+        self.survey.note(Step.RELEASE, self.number)
+
+
+class LiveSurvey(Tape):
+    """A tape of everything that drops all that is saved, and writes down every storage.
+
+    Use it around one forward and backward pass; call `backward` between the two.
+
+    Args:
+        base_bytes: what is there throughout: parameters, optimizer state.
+    """
+
+    def __init__(self, base_bytes: int = 0) -> None:
+        super().__init__(None, lambda place: True)
+        self.base_bytes = base_bytes
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        self._events: list[tuple[int, int]] = []
+        self._sizes: list[int] = []
+        self._seen: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._calls: list[tuple[Operation, float, int, list[tuple[int, int] | None]]] = []
+        self._places: dict[tuple[int, int], int] = {}
+        self._on = self._rebuilding = False
+        self._began = 0.0
+
+    def __enter__(self) -> LiveSurvey:
+        self._on = True
+        self._hooks.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._hooks.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._on = False
+
+    def note(self, step: Step, number: int) -> None:
+        """Write an event down."""
+        if self._on and not self._rebuilding:
+            self._events.append((step, number))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """The operation, and then a look at what it made."""
+        if not self.recording:
+            for leaf in pytree.tree_leaves((args, kwargs)):
+                if isinstance(leaf, Tensor):
+                    self._pass(leaf)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if result is not NotImplemented:
+            for leaf in pytree.tree_leaves(result):
+                if isinstance(leaf, Tensor):
+                    self._see(leaf)
+        return result
+
+    def _record(
+        self, number: int, func: Any, args: Any, kwargs: dict[str, Any], writes: list[Tensor]
+    ) -> Any:
+        self.note(Step.CALL, number)
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor):
+                self._pass(leaf)
+        count = flop_registry.get(func._overloadpacket)
+        self._began = time.perf_counter()
+        result = super()._record(number, func, args, kwargs, writes)
+        if count is not None and self._calls:
+            operation, seconds, _, wrote = self._calls[-1]
+            self._calls[-1] = (operation, seconds, count(*args, **kwargs, out_val=result), wrote)
+        return result
+
+    def recorded(self, operation: Operation, result: Any, writes: list[Tensor]) -> None:
+        """Number what it made."""
+        seconds = time.perf_counter() - self._began
+        leaves = pytree.tree_leaves(result)
+        for i, output in enumerate(operation.outputs):
+            if output is not None:
+                number = self._see(leaves[i])
+                if number >= 0:
+                    self._places[operation.number, i] = number
+        wrote = [value.place for value in map(self.find, writes) if value is not None]
+        self._calls.append((operation, seconds, 0, wrote))
+
+    def _number(self, tensor: Tensor) -> int | None:
+        key = tensor.untyped_storage()._cdata
+        known = self._seen.get(key)
+        return known[1] if known is not None else None
+
+    def _pass(self, tensor: Tensor) -> None:
+        """An argument that was there before is none of the step's."""
+        if self._number(tensor) is None:
+            self._enter(tensor, _REBUILT)
+
+    def _see(self, tensor: Tensor) -> int:
+        known = self._number(tensor)
+        if known is not None:
+            return known
+        if self._rebuilding:
+            self._enter(tensor, _REBUILT)
+            return _REBUILT
+        number = len(self._sizes)
+        self._sizes.append(tensor.untyped_storage().nbytes())
+        self._enter(tensor, number)
+        self.note(Step.ALLOC, number)
+        return number
+
+    def _enter(self, tensor: Tensor, number: int) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+
+        def end(gone: weakref.ref[Any]) -> None:
+            known = self._seen.get(key)
+            if known is not None and known[0] is gone:
+                del self._seen[key]
+                if number >= 0 and self._on:
+                    self._events.append((Step.FREE, number))
+
+        self._seen[key] = (weakref.ref(storage, end), number)
+
+    def _pack(self, tensor: Tensor) -> Any:
+        value = self.find(tensor) if self.recording else None
+        number = self._number(tensor)
+        fit = value is not None and len(value.writes) == value.version + 1
+        if value is None or not fit or number is None or number < 0 or is_odd(tensor):
+            return Kept(tensor)
+        return _Followed(self, number, Reference.of(tensor, value))
+
+    def _unpack(self, saved: Kept | _Followed) -> Tensor:
+        if isinstance(saved, Kept):
+            return saved.tensor
+        self.note(Step.USE, saved.number)
+        reference = saved.reference
+        self._rebuilding = True
+        try:
+            storage = rebuild(reference.value, reference.version)
+        finally:
+            self._rebuilding = False
+        if reference.value.live() is not storage:
+            reference.value.rebuilt = (storage, reference.version)
+        made = reference.on(storage)
+        if self._number(made) is None:
+            self._enter(made, _REBUILT)
+        return made
+
+    def graph(self) -> StepGraph:
+        """The step that was recorded."""
+        calls: dict[int, list[int]] = {}
+        makes: dict[int, list[int]] = {}
+        for (call, _), number in self._places.items():
+            makes.setdefault(call, []).append(number)
+            calls[number] = [call]
+        wrote: dict[int, list[int]] = {}
+        for operation, _, _, places in self._calls:
+            for place in places:
+                number = self._places.get(place) if place is not None else None  # type: ignore[assignment]
+                if number is not None and operation.number not in calls[number]:
+                    wrote.setdefault(operation.number, []).append(number)
+                    calls[number].append(operation.number)
+        names = {number: place for place, number in self._places.items()}
+        return StepGraph(
+            base_bytes=self.base_bytes,
+            storages=tuple(
+                Storage(nbytes, names.get(i), tuple(calls.get(i, ())))
+                for i, nbytes in enumerate(self._sizes)
+            ),
+            calls=tuple(
+                Call(
+                    name=str(operation.func),
+                    seconds=seconds,
+                    flops=flops,
+                    sources=self._sources(operation),
+                    makes=tuple(makes.get(operation.number, ())),
+                    writes=tuple(wrote.get(operation.number, ())),
+                    scratch_bytes=0,
+                    repeatable=repeatable(operation.func),
+                )
+                for operation, seconds, flops, _ in self._calls
+            ),
+            events=tuple(self._events),
+            seconds=sum(seconds for _, seconds, _, _ in self._calls),
+        )
+
+    def _sources(self, operation: Operation) -> tuple[Source, ...]:
+        found = [
+            Source(self._places[reference.value.place], reference.version)
+            for reference in operation.inputs()
+            if reference.value.place in self._places
+        ]
+        return tuple(dict.fromkeys(found))
