@@ -52,7 +52,6 @@ def _steps(
             tape = Tape(None, drop)
             with SavedTensors(tape):
                 loss = forward(model, given).square().mean()
-                tape.backward()
                 loss.backward()  # type: ignore[no-untyped-call]
         seen.append(loss.detach())
         seen += [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -211,7 +210,6 @@ def _backward(forward: Callable[[nn.Module], Tensor], drop: str) -> nn.Module:
     tape = Tape(None, DROPS[drop])
     with SavedTensors(tape):
         loss = forward(model).mean()
-        tape.backward()
         loss.backward()  # type: ignore[no-untyped-call]
     return model
 
@@ -268,7 +266,6 @@ def test_live_tensors_do_not_grow_over_steps() -> None:
         tape = Tape(None, DROPS["two of three"])
         with SavedTensors(tape):
             loss = forward(model, x).mean()
-            tape.backward()
             loss.backward()  # type: ignore[no-untyped-call]
         model.zero_grad()
         del loss, tape
@@ -287,6 +284,5 @@ def test_dropped_memory_is_gone_after_the_forward_pass() -> None:
     with SavedTensors(tape):
         loss = model(X).mean()
         assert made[0]() is None
-        tape.backward()
         loss.backward()
     assert all(p.grad is not None for p in model.parameters())

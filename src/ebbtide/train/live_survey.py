@@ -8,46 +8,50 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from ebbtide.plan.graph import Call, Source, Step, StepGraph, Storage
-from ebbtide.train.rebuild import rebuild
-from ebbtide.train.saved import Kept, is_odd
+from ebbtide.train.saved import Dropped, Kept, SavedTensors
 from ebbtide.train.schema import repeatable
 from ebbtide.train.tape import Tape
-from ebbtide.train.values import Operation, Reference
+from ebbtide.train.values import Operation, Value
 
 _REBUILT = -1
 
 
-class _Followed:
-    """A dropped saved tensor that tells the survey what becomes of it."""
+class _Following(SavedTensors):
+    """Drops everything, and tells the survey what autograd saves, reads and releases."""
 
-    __slots__ = ("number", "reference", "survey")
+    tape: LiveSurvey
 
-    def __init__(self, survey: LiveSurvey, number: int, reference: Reference) -> None:
-        self.survey, self.number, self.reference = survey, number, reference
-        reference.value.handles += 1
-        survey.note(Step.SAVE, number)
+    def drop(self, tensor: Tensor, value: Value) -> Any:
+        """Followed where the survey knows its storage."""
+        number = self.tape.number(tensor)
+        if number is None or number < 0:
+            return Kept(tensor)
+        self.tape.note(Step.SAVE, number)
+        return super().drop(tensor, value)
 
-    def __del__(self) -> None:
-        value = self.reference.value
-        value.handles -= 1
-        if not value.handles:
-            value.rebuilt = None
-        self.survey.note(Step.RELEASE, self.number)
+    def restore(self, saved: Dropped) -> Tensor:
+        """Rebuilt, which is not of the step."""
+        self.tape.note(Step.USE, self.tape.number_of(saved.reference.value))
+        return self.tape.unseen(lambda: super(_Following, self).restore(saved))
+
+    def released(self, saved: Dropped) -> None:
+        """Written down."""
+        self.tape.note(Step.RELEASE, self.tape.number_of(saved.reference.value))
 
 
 class LiveSurvey(Tape):
     """A tape of everything that drops all that is saved, and writes down every storage.
 
-    Use it around one forward and backward pass; call `backward` between the two.
+    ``with survey.saved:`` around one forward and backward pass.
 
     Args:
         base_bytes: what is there throughout: parameters, optimizer state.
@@ -56,7 +60,7 @@ class LiveSurvey(Tape):
     def __init__(self, base_bytes: int = 0) -> None:
         super().__init__(None, lambda place: True)
         self.base_bytes = base_bytes
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        self.saved = _Following(self)
         self._events: list[tuple[int, int]] = []
         self._sizes: list[int] = []
         self._seen: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -67,7 +71,6 @@ class LiveSurvey(Tape):
 
     def __enter__(self) -> LiveSurvey:
         self._on = True
-        self._hooks.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()
         return self
 
@@ -78,7 +81,6 @@ class LiveSurvey(Tape):
         trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, trace)
-        self._hooks.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._on = False
 
     def note(self, step: Step, number: int) -> None:
@@ -128,18 +130,18 @@ class LiveSurvey(Tape):
         wrote = [value.place for value in map(self.find, writes) if value is not None]
         self._calls.append((operation, seconds, 0, wrote))
 
-    def _number(self, tensor: Tensor) -> int | None:
-        key = tensor.untyped_storage()._cdata
-        known = self._seen.get(key)
+    def number(self, tensor: Tensor) -> int | None:
+        """The number of the storage of `tensor`; negative for what is not of the step."""
+        known = self._seen.get(tensor.untyped_storage()._cdata)
         return known[1] if known is not None else None
 
     def _pass(self, tensor: Tensor) -> None:
         """An argument that was there before is none of the step's."""
-        if self._number(tensor) is None:
+        if self.number(tensor) is None:
             self._enter(tensor, _REBUILT)
 
     def _see(self, tensor: Tensor) -> int:
-        known = self._number(tensor)
+        known = self.number(tensor)
         if known is not None:
             return known
         if self._rebuilding:
@@ -164,29 +166,18 @@ class LiveSurvey(Tape):
 
         self._seen[key] = (weakref.ref(storage, end), number)
 
-    def _pack(self, tensor: Tensor) -> Any:
-        value = self.find(tensor) if self.recording else None
-        number = self._number(tensor)
-        fit = value is not None and len(value.writes) == value.version + 1
-        if value is None or not fit or number is None or number < 0 or is_odd(tensor):
-            return Kept(tensor)
-        return _Followed(self, number, Reference.of(tensor, value))
+    def number_of(self, value: Value) -> int:
+        """The storage that `value` is; it was made on the tape."""
+        return self._places[value.place] if value.place is not None else _REBUILT
 
-    def _unpack(self, saved: Kept | _Followed) -> Tensor:
-        if isinstance(saved, Kept):
-            return saved.tensor
-        self.note(Step.USE, saved.number)
-        reference = saved.reference
+    def unseen(self, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` returns; nothing that it allocates is of the step."""
         self._rebuilding = True
         try:
-            storage = rebuild(reference.value, reference.version)
+            made = make()
         finally:
             self._rebuilding = False
-        if reference.value.live() is not storage:
-            reference.value.rebuilt = (storage, reference.version)
-        made = reference.on(storage)
-        if self._number(made) is None:
-            self._enter(made, _REBUILT)
+        self._pass(made)
         return made
 
     def graph(self) -> StepGraph:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from ebbtide.train.rebuild import rebuild
 from ebbtide.train.tape import Tape
-from ebbtide.train.values import Reference
+from ebbtide.train.values import Reference, Value
+
+_engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
 
 
 class Kept:
@@ -22,32 +24,55 @@ class Kept:
         self.tensor = tensor
         self.version = tensor._version
 
+    def check(self) -> Tensor:
+        """The tensor, unless it has been overwritten."""
+        if self.tensor._version != self.version:
+            raise RuntimeError(_modified(self.tensor, self.tensor._version, self.version))
+        return self.tensor
+
 
 class Dropped:
     """Stands for a saved tensor whose storage is made again."""
 
-    __slots__ = ("reference",)
+    __slots__ = ("owner", "reference")
 
-    def __init__(self, reference: Reference) -> None:
-        self.reference = reference
+    def __init__(self, owner: SavedTensors, reference: Reference) -> None:
+        self.owner, self.reference = owner, reference
         reference.value.handles += 1
+        owner.handles += 1
 
     def __del__(self) -> None:
         value = self.reference.value
         value.handles -= 1
         if not value.handles:
             value.rebuilt = None
+        self.owner.handles -= 1
+        self.owner.released(self)
+
+    def check(self) -> None:
+        """Raise what PyTorch would if the tensor had been overwritten."""
+        now, then = self.reference.value.version, self.reference.version
+        if now != then:
+            raise RuntimeError(_modified(self.reference, now, then))
 
 
 class SavedTensors:
-    """Pack and unpack hooks over a tape; a context manager for one step.
+    """Pack and unpack hooks over a tape; a context manager around any number of steps.
+
+    The forward pass ends where backward first asks for a saved tensor. When backward is over
+    and nothing saved is left, the next forward pass begins.
 
     Args:
         tape: records the forward pass.
+
+    Attributes:
+        handles: dropped tensors that are still waited for.
     """
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
+        self.handles = 0
+        self._in_backward = False
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def __enter__(self) -> SavedTensors:
@@ -64,25 +89,40 @@ class SavedTensors:
         self.tape.__exit__(kind, error, trace)
         self._hooks.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
-    def _pack(self, tensor: Tensor) -> Any:
-        value = self.tape.find(tensor) if self.tape.recording else None
-        if value is None or len(value.writes) != value.version + 1 or is_odd(tensor):
-            return Kept(tensor)
-        return Dropped(Reference.of(tensor, value))
+    def drop(self, tensor: Tensor, value: Value) -> Dropped:
+        """What stands for `tensor`, which is not kept."""
+        return Dropped(self, Reference.of(tensor, value))
 
-    def _unpack(self, saved: Kept | Dropped) -> Tensor:
-        if isinstance(saved, Kept):
-            if saved.tensor._version != saved.version:
-                raise RuntimeError(_modified(saved.tensor, saved.tensor._version, saved.version))
-            return saved.tensor
+    def restore(self, saved: Dropped) -> Tensor:
+        """The tensor that `saved` stands for."""
+        saved.check()
         reference = saved.reference
         value = reference.value
-        if value.version != reference.version:
-            raise RuntimeError(_modified(reference, value.version, reference.version))
         storage = rebuild(value, reference.version)
         if value.handles > 0 and value.live() is not storage:
             value.rebuilt = (storage, reference.version)
         return reference.on(storage)
+
+    def released(self, saved: Dropped) -> None:
+        """For those who look on: autograd has done with `saved`."""
+
+    def _pack(self, tensor: Tensor) -> Kept | Dropped:
+        value = self.tape.find(tensor) if self.tape.recording else None
+        if value is None or len(value.writes) != value.version + 1 or is_odd(tensor):
+            return Kept(tensor)
+        return self.drop(tensor, value)
+
+    def _unpack(self, saved: Kept | Dropped) -> Tensor:
+        if not self._in_backward:
+            self._in_backward = True
+            self.tape.backward()
+            _engine.queue_callback(self._ended)
+        return saved.check() if isinstance(saved, Kept) else self.restore(saved)
+
+    def _ended(self) -> None:
+        """Backward is over; one inside the forward pass has left tensors that are waited for."""
+        self._in_backward = False
+        self.tape.forward(again=self.handles == 0)
 
 
 def is_odd(tensor: Tensor) -> bool:

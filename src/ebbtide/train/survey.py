@@ -7,6 +7,7 @@ ends where the program itself lets go of it.
 
 from __future__ import annotations
 
+import weakref
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ebbtide.plan.graph import Call, Source, Step, StepGraph, Storage
-from ebbtide.train.saved import Kept, is_odd
+from ebbtide.train.saved import Dropped, Kept, SavedTensors
 from ebbtide.train.schema import repeatable
 from ebbtide.train.tape import Tape
 from ebbtide.train.values import Operation, Reference, Value
@@ -28,23 +29,36 @@ BLOCK = 512
 """Bytes to which the caching allocator rounds (c10/cuda/CUDACachingAllocator.cpp)."""
 
 
-class _Noted:
-    """Stands for a saved tensor; says when autograd is done with it."""
+class _Noting(SavedTensors):
+    """Drops everything, and tells the survey what autograd saves, reads and releases."""
 
-    __slots__ = ("reference", "row", "survey")
+    tape: Survey
 
-    def __init__(self, survey: Survey, row: int, reference: Reference) -> None:
-        self.survey, self.row, self.reference = survey, row, reference
-        survey.note(Step.SAVE, row)
+    def drop(self, tensor: Tensor, value: Value) -> Any:
+        """Noted where the virtual GPU knows its row and no real content follows it."""
+        row = self.tape.row(tensor)
+        known = self.tape.gpu.mode.shadows.known(tensor) is not None
+        if row is None or known:
+            return Kept(tensor)
+        self.tape.enter(value, row)
+        self.tape.note(Step.SAVE, row)
+        return super().drop(tensor, value)
 
-    def __del__(self) -> None:
-        self.survey.note(Step.RELEASE, self.row)
+    def restore(self, saved: Dropped) -> Tensor:
+        """A tensor of its shape; there is nothing to compute."""
+        value = saved.reference.value
+        self.tape.note(Step.USE, self.tape.row_of(value))
+        return self.tape.empty(saved.reference)
+
+    def released(self, saved: Dropped) -> None:
+        """Noted."""
+        self.tape.note(Step.RELEASE, self.tape.row_of(saved.reference.value))
 
 
 class Survey(Tape):
     """A tape of everything, with the memory of the virtual GPU beside it.
 
-    Use it around one forward and backward pass; call `backward` between the two.
+    ``with survey.saved:`` around one step.
 
     Args:
         gpu: an active virtual GPU.
@@ -53,11 +67,12 @@ class Survey(Tape):
     def __init__(self, gpu: VirtualGpu) -> None:
         super().__init__(None, lambda place: True)
         self.gpu = gpu
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        self.saved = _Noting(self)
         self._notes: list[tuple[int, Step, int]] = []
         self._calls: list[tuple[Operation, int, int, list[tuple[int, int] | None]]] = []
         self._begin = 0
         self._rows: dict[tuple[int, int], int] = {}
+        self._row: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
         self._first_event = self._first_row = self._base = 0
         self._on = False
 
@@ -66,7 +81,6 @@ class Survey(Tape):
         self._first_event, self._first_row = len(tape.kind), len(tape.alloc_bytes)
         self._base = self.gpu.memory.memory_allocated()
         self._on = True
-        self._hooks.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()
         return self
 
@@ -77,7 +91,6 @@ class Survey(Tape):
         trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, trace)
-        self._hooks.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._on = False
 
     def note(self, step: Step, row: int) -> None:
@@ -103,21 +116,19 @@ class Survey(Tape):
         wrote = [value.place for value in map(self.find, writes) if value is not None]
         self._calls.append((operation, self._begin, len(self.gpu.tape.op_name), wrote))
 
-    def _pack(self, tensor: Tensor) -> Any:
-        value = self.find(tensor) if self.recording else None
-        row = self.gpu.mode.storages.row_of(tensor)
-        known = self.gpu.mode.shadows.known(tensor) is not None
-        if value is None or not value.writes or row is None or known or is_odd(tensor):
-            return Kept(tensor)
-        return _Noted(self, row, Reference.of(tensor, value))
+    def row(self, tensor: Tensor) -> int | None:
+        """The row of the virtual GPU's tape that `tensor` lies on."""
+        return self.gpu.mode.storages.row_of(tensor)
 
-    def _unpack(self, saved: Kept | _Noted) -> Tensor:
-        if isinstance(saved, Kept):
-            return saved.tensor
-        self.note(Step.USE, saved.row)
-        return self._empty(saved.reference)
+    def enter(self, value: Value, row: int) -> None:
+        """Remember the row of a value."""
+        self._row[value] = row
 
-    def _empty(self, reference: Reference) -> Tensor:
+    def row_of(self, value: Value) -> int:
+        """The row that was entered for `value`."""
+        return self._row[value]
+
+    def empty(self, reference: Reference) -> Tensor:
         """A tensor without memory."""
         mode, device = reference.value.fake  # type: ignore[misc]
         with _disable_current_modes():

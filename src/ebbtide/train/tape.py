@@ -71,6 +71,12 @@ class Tape(TorchDispatchMode):
         self._owned.update(self._values)
         self._values.clear()
 
+    def forward(self, again: bool) -> None:
+        """A forward pass goes on, or with `again` begins anew."""
+        self.recording = True
+        if again:
+            self.count = 0
+
     def find(self, tensor: Tensor) -> Value | None:
         """The value whose storage holds `tensor`, if it is followed."""
         key = tensor.untyped_storage()._cdata
