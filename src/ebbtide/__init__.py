@@ -14,6 +14,7 @@ from ebbtide.errors import (
     DoesNotFitError,
     EbbtideError,
     MissingExtraError,
+    PlanError,
     ScriptError,
     SnapshotError,
     TargetError,
@@ -23,6 +24,8 @@ from ebbtide.errors import (
 )
 
 if TYPE_CHECKING:
+    from ebbtide.fitting.api import fit
+    from ebbtide.fitting.plan import Plan
     from ebbtide.gpus.spec import Gpu
     from ebbtide.prediction.api import assert_fits, predict
     from ebbtide.prediction.result import Prediction
@@ -32,9 +35,11 @@ if TYPE_CHECKING:
 # Public name to the module that defines it.
 _LAZY = {
     "Gpu": "ebbtide.gpus.spec",
+    "Plan": "ebbtide.fitting.plan",
     "Prediction": "ebbtide.prediction.result",
     "VirtualGpu": "ebbtide.vgpu.virtual_gpu",
     "assert_fits": "ebbtide.prediction.api",
+    "fit": "ebbtide.fitting.api",
     "predict": "ebbtide.prediction.api",
     "replay": "ebbtide.trace.replay",
 }
@@ -44,6 +49,8 @@ __all__ = [
     "EbbtideError",
     "Gpu",
     "MissingExtraError",
+    "Plan",
+    "PlanError",
     "Prediction",
     "ScriptError",
     "SnapshotError",
@@ -54,6 +61,7 @@ __all__ = [
     "VirtualGpuError",
     "__version__",
     "assert_fits",
+    "fit",
     "predict",
     "replay",
 ]

@@ -9,7 +9,8 @@
     ├── ScriptError           the user's own program failed while it was recorded (exit code 2)
     ├── VirtualGpuError       the virtual GPU cannot work on this machine or torch version
     │                         (exit code 2: nothing is known about fitting)
-    └── DoesNotFitError       raised by `assert_fits` (exit code 1)
+    ├── PlanError             a plan cannot be carried out: another model (exit code 1)
+    └── DoesNotFitError       raised by `assert_fits` and `fit` (exit code 1)
 
 Every message says what happened, with the numbers, and what to do next.
 """
@@ -69,5 +70,9 @@ class VirtualGpuError(EbbtideError):
     exit_code = 2
 
 
+class PlanError(EbbtideError):
+    """A plan cannot be carried out, because it was made for something else."""
+
+
 class DoesNotFitError(EbbtideError, AssertionError):
-    """A workload needs more memory than the GPU has. Raised by `assert_fits`."""
+    """A workload needs more memory than there is. Raised by `assert_fits` and `fit`."""

@@ -49,7 +49,7 @@ def _steps(
             loss = forward(model, given).square().mean()
             loss.backward()  # type: ignore[no-untyped-call]
         else:
-            tape = Tape(None, drop)
+            tape = Tape(drop)
             with SavedTensors(tape):
                 loss = forward(model, given).square().mean()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -207,7 +207,7 @@ def test_everything_is_as_without(name: str, drop: str) -> None:
 def _backward(forward: Callable[[nn.Module], Tensor], drop: str) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Linear(16, 16)
-    tape = Tape(None, DROPS[drop])
+    tape = Tape(DROPS[drop])
     with SavedTensors(tape):
         loss = forward(model).mean()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -231,7 +231,7 @@ def test_an_edit_in_place_is_refused_as_pytorch_refuses_it(drop: str) -> None:
 def test_nothing_is_left_of_a_forward_pass_without_backward() -> None:
     """Case T26."""
     model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
-    tape = Tape(None, DROPS["everything"])
+    tape = Tape(DROPS["everything"])
     with SavedTensors(tape):
         output = model(X)
         storage = weakref.ref(output.untyped_storage())
@@ -263,7 +263,7 @@ def test_live_tensors_do_not_grow_over_steps() -> None:
     torch.manual_seed(0)
     model = make()
     for _ in range(12):
-        tape = Tape(None, DROPS["two of three"])
+        tape = Tape(DROPS["two of three"])
         with SavedTensors(tape):
             loss = forward(model, x).mean()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -280,9 +280,68 @@ def test_dropped_memory_is_gone_after_the_forward_pass() -> None:
     model[1].register_forward_hook(
         lambda module, given, output: made.append(weakref.ref(output.untyped_storage()))
     )
-    tape = Tape(None, DROPS["everything"])
+    tape = Tape(DROPS["everything"])
     with SavedTensors(tape):
         loss = model(X).mean()
         assert made[0]() is None
         loss.backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_after_a_failed_backward_the_next_step_is_planned_again() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, fails: bool) -> Tensor:
+            ctx.fails = fails
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            if ctx.fails:
+                raise ValueError("mine")
+            return gradient, None
+
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+    tape = Tape(DROPS["everything"])
+    with SavedTensors(tape) as saved:
+        for fails in (True, False):
+            hidden: Tensor = model(X)
+            loss = Fails.apply(hidden, fails).square().mean()  # type: ignore[no-untyped-call]
+            assert tape.recording
+            assert saved.waiting > 0
+            if fails:
+                with pytest.raises(ValueError, match="mine"):
+                    loss.backward()
+            else:
+                loss.backward()
+            del loss, hidden
+            assert saved.waiting == 0
+
+
+def test_evaluation_between_steps_does_not_move_the_numbers() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.Linear(16, 4))
+    names: list[list[str]] = []
+    for evaluates in (False, True):
+        seen: list[str] = []
+        tape = Tape(lambda place: True)
+        compare = tape._compare
+        tape._compare = lambda number, func: (seen.append(str(func)), compare(number, func))[1]  # type: ignore[method-assign]
+        with SavedTensors(tape):
+            for _ in range(2):
+                seen.clear()
+                model(X).mean().backward()
+                if evaluates:
+                    with torch.no_grad():
+                        model.eval()(X)
+                        model.train()
+        names.append(seen)
+    assert names[0] == names[1] != []
+
+
+def test_a_pass_that_differs_is_kept_from_there_on() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+    tape = Tape(DROPS["everything"], expected=["aten.t.default", "aten.addmm.default"])
+    with SavedTensors(tape):
+        loss = model(X).mean()
+        assert tape.lost == (2, "aten.tanh.default")
+        loss.backward()

@@ -51,6 +51,7 @@ class Call:
         writes: storages of the step that it writes in place.
         scratch_bytes: the most that it holds beside what it makes.
         repeatable: whether it can be called again.
+        module: the path of the module that called it.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Call:
     writes: tuple[int, ...]
     scratch_bytes: int
     repeatable: bool
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ebbtide.plan.graph import Call, Source, Step, StepGraph, Storage
 from ebbtide.train.saved import Dropped, Kept, SavedTensors
-from ebbtide.train.schema import repeatable
+from ebbtide.train.schema import name_of, repeatable
 from ebbtide.train.tape import Tape
 from ebbtide.train.values import Operation, Value
 
@@ -34,7 +34,7 @@ class _Following(SavedTensors):
         """Followed where the survey knows its storage."""
         number = self.tape.number(tensor)
         if number is None or number < 0:
-            return Kept(tensor)
+            return Kept(self, tensor)
         self.tape.note(Step.SAVE, number)
         return super().drop(tensor, value)
 
@@ -58,7 +58,7 @@ class LiveSurvey(Tape):
     """
 
     def __init__(self, base_bytes: int = 0) -> None:
-        super().__init__(None, lambda place: True)
+        super().__init__(lambda place: True)
         self.base_bytes = base_bytes
         self.saved = _Following(self)
         self._events: list[tuple[int, int]] = []
@@ -69,10 +69,13 @@ class LiveSurvey(Tape):
         self._on = self._rebuilding = False
         self._began = 0.0
 
-    def __enter__(self) -> LiveSurvey:
-        self._on = True
-        super().__enter__()
-        return self
+    def begin(self, recording: bool = True) -> None:
+        """What was recorded is of an earlier forward pass, unless this is one of evaluation."""
+        super().begin(recording)
+        if recording:
+            self._events, self._sizes, self._calls = [], [], []
+            self._seen, self._places = {}, {}
+            self._on = True
 
     def __exit__(
         self,
@@ -203,7 +206,7 @@ class LiveSurvey(Tape):
             ),
             calls=tuple(
                 Call(
-                    name=str(operation.func),
+                    name=name_of(operation.func),
                     seconds=seconds,
                     flops=flops,
                     sources=self._sources(operation),

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ebbtide.train.outermost import OutermostCalls
 from ebbtide.train.rebuild import rebuild
 from ebbtide.train.tape import Tape
 from ebbtide.train.values import Reference, Value
 
 _engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+# The number of the backward pass that calls us, or that there is none.
+_running: Callable[[], int] = torch._C._current_graph_task_id
+_NONE = -1
 
 
 class Kept:
     """A saved tensor that stays. Hooks turn PyTorch's own check of versions off; this is it."""
 
-    __slots__ = ("tensor", "version")
+    __slots__ = ("owner", "tensor", "version")
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, owner: SavedTensors | None, tensor: Tensor) -> None:
+        self.owner = owner
         self.tensor = tensor
         self.version = tensor._version
+        if owner is not None:
+            owner.waiting += 1
+
+    def __del__(self) -> None:
+        if self.owner is not None:
+            self.owner.waiting -= 1
 
     def check(self) -> Tensor:
         """The tensor, unless it has been overwritten."""
@@ -39,14 +51,14 @@ class Dropped:
     def __init__(self, owner: SavedTensors, reference: Reference) -> None:
         self.owner, self.reference = owner, reference
         reference.value.handles += 1
-        owner.handles += 1
+        owner.waiting += 1
 
     def __del__(self) -> None:
         value = self.reference.value
         value.handles -= 1
         if not value.handles:
             value.rebuilt = None
-        self.owner.handles -= 1
+        self.owner.waiting -= 1
         self.owner.released(self)
 
     def check(self) -> None:
@@ -59,25 +71,28 @@ class Dropped:
 class SavedTensors:
     """Pack and unpack hooks over a tape; a context manager around any number of steps.
 
-    The forward pass ends where backward first asks for a saved tensor. When backward is over
-    and nothing saved is left, the next forward pass begins.
+    A forward pass begins with the first call of a module while nothing of an earlier pass is
+    saved, or with `begin`. It ends where backward first asks for a saved tensor; if some are
+    left when that is over, it goes on.
 
     Args:
         tape: records the forward pass.
 
     Attributes:
-        handles: dropped tensors that are still waited for.
+        waiting: tensors of this pass that are still saved.
     """
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
-        self.handles = 0
-        self._in_backward = False
+        self.waiting = 0
+        self._backward = _NONE
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        self._calls = OutermostCalls(self._called)
 
     def __enter__(self) -> SavedTensors:
         self._hooks.__enter__()  # type: ignore[no-untyped-call]
         self.tape.__enter__()
+        self._calls.__enter__()
         return self
 
     def __exit__(
@@ -86,10 +101,15 @@ class SavedTensors:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._calls.__exit__(kind, error, trace)
         self.tape.__exit__(kind, error, trace)
         self._hooks.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
-    def drop(self, tensor: Tensor, value: Value) -> Dropped:
+    def begin(self) -> None:
+        """A forward pass begins here, before any module is called."""
+        self.tape.begin(torch.is_grad_enabled())
+
+    def drop(self, tensor: Tensor, value: Value) -> Any:
         """What stands for `tensor`, which is not kept."""
         return Dropped(self, Reference.of(tensor, value))
 
@@ -106,23 +126,31 @@ class SavedTensors:
     def released(self, saved: Dropped) -> None:
         """For those who look on: autograd has done with `saved`."""
 
-    def _pack(self, tensor: Tensor) -> Kept | Dropped:
+    def _called(self) -> None:
+        if _running() != _NONE:
+            return  # a module that backward calls, as checkpointing does
+        self._backward = _NONE  # one that failed did not say that it was over
+        if not self.waiting:
+            self.begin()
+
+    def _pack(self, tensor: Tensor) -> Any:
         value = self.tape.find(tensor) if self.tape.recording else None
         if value is None or len(value.writes) != value.version + 1 or is_odd(tensor):
-            return Kept(tensor)
+            return Kept(self if self.tape.recording else None, tensor)
         return self.drop(tensor, value)
 
     def _unpack(self, saved: Kept | Dropped) -> Tensor:
-        if not self._in_backward:
-            self._in_backward = True
+        if self._backward == _NONE:
+            self._backward = _running()
             self.tape.backward()
             _engine.queue_callback(self._ended)
         return saved.check() if isinstance(saved, Kept) else self.restore(saved)
 
     def _ended(self) -> None:
         """Backward is over; one inside the forward pass has left tensors that are waited for."""
-        self._in_backward = False
-        self.tape.forward(again=self.handles == 0)
+        self._backward = _NONE
+        if self.waiting:
+            self.tape.forward()
 
 
 def is_odd(tensor: Tensor) -> bool:

@@ -27,6 +27,12 @@ _ONCE = {_aten._cudnn_rnn.default, _aten._cudnn_init_dropout_state.default}
 
 
 @lru_cache(maxsize=None)
+def name_of(func: Any) -> str:
+    """Such as ``"aten.mm.default"``."""
+    return str(func)
+
+
+@lru_cache(maxsize=None)
 def _written(func: Any) -> tuple[tuple[int, str, bool], ...]:
     """Position, name and whether by keyword alone, of each argument that `func` writes."""
     return tuple(

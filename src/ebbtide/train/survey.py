@@ -8,6 +8,7 @@ ends where the program itself lets go of it.
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ebbtide.plan.graph import Call, Source, Step, StepGraph, Storage
 from ebbtide.train.saved import Dropped, Kept, SavedTensors
-from ebbtide.train.schema import repeatable
+from ebbtide.train.schema import name_of, repeatable
 from ebbtide.train.tape import Tape
 from ebbtide.train.values import Operation, Reference, Value
 from ebbtide.vgpu import tape as columns
@@ -39,7 +40,7 @@ class _Noting(SavedTensors):
         row = self.tape.row(tensor)
         known = self.tape.gpu.mode.shadows.known(tensor) is not None
         if row is None or known:
-            return Kept(tensor)
+            return Kept(self, tensor)
         self.tape.enter(value, row)
         self.tape.note(Step.SAVE, row)
         return super().drop(tensor, value)
@@ -55,34 +56,48 @@ class _Noting(SavedTensors):
         self.tape.note(Step.RELEASE, self.tape.row_of(saved.reference.value))
 
 
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """An operation, its rows on the virtual GPU's tape, and the places that it wrote in place."""
+
+    operation: Operation
+    begin: int
+    end: int
+    wrote: list[tuple[int, int] | None]
+
+
 class Survey(Tape):
     """A tape of everything, with the memory of the virtual GPU beside it.
 
-    ``with survey.saved:`` around one step.
+    ``with survey.saved:`` around one step. Of several forward passes in it the last counts,
+    with all that follows.
 
     Args:
         gpu: an active virtual GPU.
     """
 
     def __init__(self, gpu: VirtualGpu) -> None:
-        super().__init__(None, lambda place: True)
+        super().__init__(lambda place: True)
         self.gpu = gpu
         self.saved = _Noting(self)
         self._notes: list[tuple[int, Step, int]] = []
-        self._calls: list[tuple[Operation, int, int, list[tuple[int, int] | None]]] = []
+        self._calls: list[_Called] = []
         self._begin = 0
         self._rows: dict[tuple[int, int], int] = {}
         self._row: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
         self._first_event = self._first_row = self._base = 0
         self._on = False
 
-    def __enter__(self) -> Survey:
+    def begin(self, recording: bool = True) -> None:
+        """What was recorded is of an earlier forward pass, unless this is one of evaluation."""
+        super().begin(recording)
+        if not recording:
+            return
         tape = self.gpu.tape
+        self._notes, self._calls, self._rows = [], [], {}
         self._first_event, self._first_row = len(tape.kind), len(tape.alloc_bytes)
         self._base = self.gpu.memory.memory_allocated()
         self._on = True
-        super().__enter__()
-        return self
 
     def __exit__(
         self,
@@ -114,7 +129,7 @@ class Survey(Tape):
             if row is not None:
                 self._rows[operation.number, i] = row
         wrote = [value.place for value in map(self.find, writes) if value is not None]
-        self._calls.append((operation, self._begin, len(self.gpu.tape.op_name), wrote))
+        self._calls.append(_Called(operation, self._begin, len(self.gpu.tape.op_name), wrote))
 
     def row(self, tensor: Tensor) -> int | None:
         """The row of the virtual GPU's tape that `tensor` lies on."""
@@ -163,11 +178,11 @@ class _Building:
         """All of it."""
         calls: dict[int, list[int]] = {}
         wrote: dict[int, list[int]] = {}
-        for operation, _, _, places in self.survey._calls:
-            for place in places:
+        for called in self.survey._calls:
+            for place in called.wrote:
                 number = self.of_place.get(place) if place is not None else None
                 if number is not None:
-                    wrote.setdefault(operation.number, []).append(number)
+                    wrote.setdefault(called.operation.number, []).append(number)
         makes: dict[int, list[int]] = {}
         for (call, _), number in self.of_place.items():
             makes.setdefault(call, []).append(number)
@@ -175,43 +190,43 @@ class _Building:
         for call, numbers in wrote.items():
             for number in numbers:
                 calls[number].append(call)
-        places = {number: place for place, number in self.of_place.items()}
+        names = {number: place for place, number in self.of_place.items()}
         events, scratch = self._events(makes)
         return StepGraph(
             base_bytes=self.survey._base,
             storages=tuple(
-                Storage(nbytes, places.get(i), tuple(calls.get(i, ())))
+                Storage(nbytes, names.get(i), tuple(calls.get(i, ())))
                 for i, nbytes in enumerate(self.bytes)
             ),
-            calls=tuple(
-                self._call(each, makes, wrote, scratch) for each in self.survey._calls
-            ),
+            calls=tuple(self._call(each, makes, wrote, scratch) for each in self.survey._calls),
             events=tuple(events),
-            seconds=sum(self.tape.op_seconds[self.survey._calls[0][1] :]),
+            seconds=sum(self.tape.op_seconds[self.survey._calls[0].begin :]),
         )
 
     def _call(
         self,
-        recorded: tuple[Operation, int, int, Any],
+        called: _Called,
         makes: dict[int, list[int]],
         wrote: dict[int, list[int]],
         scratch: dict[int, int],
     ) -> Call:
-        operation, begin, end, _ = recorded
+        operation, tape, rows = called.operation, self.tape, slice(called.begin, called.end)
         sources = []
         for reference in operation.inputs():
             place = reference.value.place
-            if place in self.of_place:
+            if place is not None and place in self.of_place:
                 sources.append(Source(self.of_place[place], reference.version))
+        modules = tape.op_module[rows]
         return Call(
-            name=str(operation.func),
-            seconds=sum(self.tape.op_seconds[begin:end]),
-            flops=sum(self.tape.op_flops[begin:end]),
+            name=name_of(operation.func),
+            seconds=sum(tape.op_seconds[rows]),
+            flops=sum(tape.op_flops[rows]),
             sources=tuple(dict.fromkeys(sources)),
             makes=tuple(makes.get(operation.number, ())),
             writes=tuple(wrote.get(operation.number, ())),
             scratch_bytes=scratch.get(operation.number, 0),
             repeatable=repeatable(operation.func),
+            module=tape.modules.items[modules[0]] if modules else "",
         )
 
     def _events(

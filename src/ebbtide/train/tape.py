@@ -10,7 +10,7 @@ hooks, caches or counters move on twice) and takes the same way through data-dep
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,34 +20,37 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ebbtide.train.schema import forgets, is_random, written_tensors
+from ebbtide.train.schema import forgets, is_random, name_of, repeatable, written_tensors
 from ebbtide.train.values import Operation, Reference, Scratch, Value, copied
 
 _PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
 
 
 class Tape(TorchDispatchMode):
-    """Notes the operations of one forward pass; stays on during backward to see writes.
+    """Notes the operations of one forward pass; stays on otherwise to see writes.
 
     Args:
-        needed: numbers of the operations that recipes consist of; None for all.
         rebuilt: whether the value at a place (operation, output) is to be dropped.
+        expected: names of the operations that the places were numbered by. Where a pass
+            differs from them, everything is kept from there on. None: not compared.
 
     Attributes:
-        recording: on in the forward pass, off from `backward` on.
-        count: operations so far.
+        recording: on from `begin` to `backward`.
+        count: operations of this forward pass so far.
+        lost: the number of the first operation that was not the expected one, and its name.
     """
 
     def __init__(
         self,
-        needed: frozenset[int] | None,
         rebuilt: Callable[[tuple[int, int]], bool],
+        expected: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        self.needed = needed
         self.rebuilt = rebuilt
-        self.recording = True
+        self.expected = expected
+        self.recording = False
         self.count = 0
+        self.lost: tuple[int, str] | None = None
         # By the storage's address; an entry goes with its storage.
         self._values: dict[int, Value] = {}
         # Those that recipes read and keep; an entry goes with the last recipe.
@@ -65,17 +68,22 @@ class Tape(TorchDispatchMode):
         self._owned.clear()
         self._ends.clear()
 
+    def begin(self, recording: bool = True) -> None:
+        """A forward pass begins; without `recording` it saves nothing and is not followed."""
+        self.backward()
+        self.recording = recording
+        self.count = 0
+        self.lost = None
+
     def backward(self) -> None:
         """The forward pass is over: from here on saved tensors alone own recipes."""
         self.recording = False
         self._owned.update(self._values)
         self._values.clear()
 
-    def forward(self, again: bool) -> None:
-        """A forward pass goes on, or with `again` begins anew."""
+    def forward(self) -> None:
+        """A forward pass goes on after a backward pass inside it."""
         self.recording = True
-        if again:
-            self.count = 0
 
     def find(self, tensor: Tensor) -> Value | None:
         """The value whose storage holds `tensor`, if it is followed."""
@@ -105,13 +113,22 @@ class Tape(TorchDispatchMode):
         number = self.count
         if self.recording:
             self.count = number + 1
-            if self.needed is None or number in self.needed:
-                return self._record(number, func, args, kwargs, writes)
+            self._compare(number, func)
+            return self._record(number, func, args, kwargs, writes)
         for tensor in writes:
             self._keep_version(tensor)
         result = func(*args, **kwargs)
         self._count_writes(writes, None)
         return result
+
+    def _compare(self, number: int, func: Any) -> None:
+        if self.expected is None or self.lost is not None:
+            return
+        if number >= len(self.expected) or self.expected[number] != name_of(func):
+            self.lost = number, name_of(func)
+
+    def _drops(self, func: Any, place: tuple[int, int]) -> bool:
+        return self.lost is None and repeatable(func) and self.rebuilt(place)
 
     def _record(
         self, number: int, func: Any, args: Any, kwargs: dict[str, Any], writes: list[Tensor]
@@ -133,7 +150,7 @@ class Tape(TorchDispatchMode):
             if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in known:
                 known.add(leaf.untyped_storage()._cdata)
                 value = self._follow(leaf, (number, i))
-                if self.rebuilt((number, i)):
+                if self._drops(func, (number, i)):
                     value.writes.append(operation)
                 made = weakref.ref(value)
             operation.outputs.append(made)

@@ -139,7 +139,7 @@ class FunctionWorkload:
                 self._forward(data)
             return
         output = self._forward(data)
-        loss = _loss_of(output) if self._loss is None else _one_value(self._loss(output, data))
+        loss = loss_of(output) if self._loss is None else one_value(self._loss(output, data))
         loss.backward()
         if self.optimizer is not None:
             self.optimizer.step()
@@ -154,7 +154,12 @@ class FunctionWorkload:
         return self.model(data)
 
 
-def _loss_of(output: Any) -> torch.Tensor:
+def loss_of(output: Any) -> torch.Tensor:
+    """The loss in what a model returned: ``.loss``, ``["loss"]``, the first item, or all of it.
+
+    Raises:
+        TargetError: there is none.
+    """
     loss = getattr(output, "loss", None)
     if loss is None and isinstance(output, Mapping):
         loss = output.get("loss")
@@ -172,11 +177,11 @@ def _loss_of(output: Any) -> torch.Tensor:
         return loss
     if loss.numel() > 1:
         text = "No loss was given: the sum of the output is taken; a real loss may need more"
-        VirtualGpu.active().guess("loss", text)
+        VirtualGpu.assume("loss", text)
     return loss.sum()
 
 
-def _one_value(loss: Any) -> torch.Tensor:
+def one_value(loss: Any) -> torch.Tensor:
     """What a loss function returned, if it has gradients as a number has."""
     rule = "The loss function should return a tensor of one value, as `output.mean()` does"
     if not isinstance(loss, torch.Tensor):
@@ -197,17 +202,17 @@ def _move_to_cuda(model: torch.nn.Module) -> None:
 
 
 def _to_cuda(value: Any) -> Any:
-    return _mapped(value, lambda tensor: tensor.to("cuda"))
+    return mapped(value, lambda tensor: tensor.to("cuda"))
 
 
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """`value` with every tensor in its containers changed; mappings become dicts."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):  # Transformers' BatchEncoding is no dict
-        return {name: _mapped(item, change) for name, item in value.items()}
+        return {name: mapped(item, change) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        items = [_mapped(item, change) for item in value]
+        items = [mapped(item, change) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
@@ -233,4 +238,4 @@ def resized(value: Any, batch: int) -> Any:
             return tensor[:1].expand(batch, *tensor.shape[1:]).clone()
         return tensor
 
-    return _mapped(value, change)
+    return mapped(value, change)

@@ -1,0 +1,1 @@
+"""`ebbtide.fit`: look at a step, plan it, try the plan, and hand it out."""

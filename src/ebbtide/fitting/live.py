@@ -1,0 +1,83 @@
+"""A model on the CPU: real steps of a copy, measured."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ebbtide.fitting.subject import Replay
+from ebbtide.fitting.work import Work, bytes_of
+from ebbtide.plan.graph import StepGraph
+from ebbtide.plan.recompute import Recompute
+from ebbtide.train.live_survey import LiveSurvey
+from ebbtide.train.recomputing import Recomputing
+
+
+class LiveSubject:
+    """Steps of a copy of `work` on `batch`; the model, its state and all generators stay."""
+
+    def __init__(self, work: Work, batch: Any) -> None:
+        self._work, self._batch = work, batch
+
+    def survey(self) -> StepGraph:
+        """A step after one that made the optimizer's state."""
+        with random_state_kept():
+            copy = self._work.copied()
+            copy.step(self._batch)
+            copy.optimizer.zero_grad()
+            survey = LiveSurvey(bytes_of(copy, self._batch))
+            with survey.saved:
+                copy.step(self._batch)
+            return survey.graph()
+
+    def replay(self, recompute: Recompute | None, limit_bytes: int) -> Replay:
+        """A second step, under the profiler."""
+        with random_state_kept():
+            copy = self._work.copied()
+            copy.step(self._batch)
+            copy.optimizer.zero_grad()
+            base = bytes_of(copy, self._batch)
+
+            def step() -> None:
+                if recompute is None:
+                    copy.step(self._batch)
+                    return
+                with Recomputing(recompute):
+                    copy.step(self._batch)
+
+            peak = base + peak_of(step)
+            return Replay(peak, peak <= limit_bytes)
+
+
+def peak_of(step: Callable[[], object]) -> int:
+    """The most bytes that `step` holds at once on the CPU beyond what was there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    inner = profiler.profiler
+    if inner is None:
+        return 0
+    events = [each for each in inner.kineto_results.events() if each.name() == "[memory]"]
+    events.sort(key=lambda each: each.start_ns())
+    held = peak = 0
+    for each in events:
+        held += each.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """What is drawn inside is not missed outside: Python's, NumPy's and PyTorch's generators."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

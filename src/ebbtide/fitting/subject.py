@@ -1,0 +1,32 @@
+"""Where a step can be looked at before it is planned, and a plan tried before it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ebbtide.plan.graph import StepGraph
+from ebbtide.plan.recompute import Recompute
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a step under a plan came to.
+
+    Attributes:
+        peak_bytes: the most that was allocated at once; as far as it went where it ran out.
+        fits: whether it ran within the limit.
+    """
+
+    peak_bytes: int
+    fits: bool
+
+
+class Subject(Protocol):
+    """A workload that takes steps whenever it is asked to."""
+
+    def survey(self) -> StepGraph:
+        """A steady step."""
+
+    def replay(self, recompute: Recompute | None, limit_bytes: int) -> Replay:
+        """Steps under a plan, or as they are, with no more than `limit_bytes`."""
