@@ -50,6 +50,10 @@ VERBS = {
         target="ebbtide.cli.predict:predict",
         help="Say whether a training script or model fits a GPU, and why.",
     ),
+    "fit": Verb(
+        target="ebbtide.cli.fit:fit",
+        help="Plan what makes a training step fit a budget, at the least cost.",
+    ),
     "gpus": Verb(
         target="ebbtide.cli.gpus:gpus",
         help="List GPUs with their memory, speed and cloud prices.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 
 from ebbtide.cli import predict_options as option
+from ebbtide.cli.outputs import check_file
 from ebbtide.cli.progress import Progress
 from ebbtide.cli.render_predict import render
 from ebbtide.cli.streams import writing
@@ -154,16 +154,8 @@ def _check_outputs(html: Path | None, save: Path | None, force: bool) -> None:
     if html is not None and save is not None and html.resolve() == save.resolve():
         raise UsageError(f"--html and --save both name {html}. Give each a file of its own.")
     for path in (html, save):
-        if path is None:
-            continue
-        if path.is_dir():
-            raise UsageError(f"{path} is a folder. Name a file.")
-        if not path.parent.is_dir():
-            raise UsageError(f"{path} cannot be written: there is no folder {path.parent}.")
-        if path.exists() and not force:
-            raise UsageError(f"{path} exists already. Use --force to overwrite it.")
-        if not os.access(path.parent, os.W_OK):
-            raise UsageError(f"{path} cannot be written: the folder {path.parent} is read-only.")
+        if path is not None:
+            check_file(path, force)
 
 
 def _write(path: Path, text: str) -> None:

@@ -12,6 +12,9 @@ _WORDS = {
     "importing": "Importing",
     "tracing": "Tracing",
     "unlimited": "It does not fit: tracing without a limit",
+    "surveying": "Looking at a step",
+    "choosing": "Choosing",
+    "trying": "Trying the plan",
     "replaying": "Replaying the allocator",
 }
 
@@ -50,7 +53,7 @@ class Progress:
         if self._status is None or message["event"] != "phase":
             return
         text = _line(message)
-        if self._script and message["text"] == "tracing" and not message["quiet"]:
+        if self._script and message["text"] in ("tracing", "surveying") and not message["quiet"]:
             self._status.stop()
             self._console.print(text, style="dim")
             return

@@ -11,16 +11,15 @@ from torch.optim import Optimizer
 from ebbtide.errors import UsageError
 from ebbtide.fitting.fingerprint import fingerprint
 from ebbtide.fitting.live import LiveSubject
+from ebbtide.fitting.making import made
 from ebbtide.fitting.objective import LossFunction, objective_of
-from ebbtide.fitting.plan import RECOMPUTE, Plan
-from ebbtide.fitting.planner import Found, find_plan, front
-from ebbtide.fitting.technique import Technique
+from ebbtide.fitting.plan import Plan
+from ebbtide.fitting.planner import find_plan
 from ebbtide.fitting.virtual import VirtualSubject, room
 from ebbtide.fitting.virtual_work import building
 from ebbtide.fitting.work import Work
 from ebbtide.gpus import Gpu, find
-from ebbtide.plan.simulate import simulate
-from ebbtide.units import format_bytes, parse_bytes
+from ebbtide.units import parse_bytes
 from ebbtide.workloads.caller import apart_from_caller
 
 
@@ -64,63 +63,6 @@ def fit(
             found = find_plan(VirtualSubject(building(work, batch), spec), limit)
     where = spec.key if spec is not None else "cpu"
     return made(found, limit, where=where, model=fingerprint(model), loss_fn=loss_fn)
-
-
-def made(
-    found: Found,
-    budget_bytes: int,
-    *,
-    where: str,
-    model: str = "",
-    loss_fn: LossFunction | None = None,
-) -> Plan:
-    """The plan that states what was found."""
-    return Plan(
-        budget_bytes=budget_bytes,
-        fits=found.replay.fits,
-        predicted_peak_bytes=found.replay.peak_bytes,
-        plain_peak_bytes=found.plain_bytes,
-        predicted_step_s=found.seconds,
-        techniques=(_recompute(found, budget_bytes),) if found.recompute is not None else (),
-        front=front(found.graph),
-        where=where,
-        model=model,
-        loss_fn=loss_fn,
-    )
-
-
-def _recompute(found: Found, budget_bytes: int) -> Technique:
-    graph, choice = found.graph, found.choice
-    plain = simulate(graph, graph.droppable).peak_bytes
-    keep = []
-    for number in sorted(choice.kept, key=lambda each: graph.storages[each].place or (0, 0)):
-        storage = graph.storages[number]
-        if storage.place is None:
-            continue
-        call = graph.calls[storage.place[0]]
-        keep.append(
-            {
-                "operation": storage.place[0],
-                "output": storage.place[1],
-                "name": call.name,
-                "module": call.module,
-                "bytes": storage.nbytes,
-            }
-        )
-    flops = sum(call.flops for call in graph.calls)
-    share = choice.outcome.flops / flops if flops else 0.0
-    return Technique(
-        name=RECOMPUTE,
-        settings={"keep": keep, "operations": [call.name for call in graph.calls]},
-        bytes_saved_at_peak=max(plain - choice.outcome.peak_bytes, 0),
-        seconds=choice.outcome.seconds,
-        reason=(
-            f"Without it the step needs {format_bytes(plain)} of {format_bytes(budget_bytes)}. "
-            f"{len(graph.droppable) - len(choice.kept & graph.droppable)} of "
-            f"{len(graph.droppable)} saved tensors are made again, {share:.0%} of the forward "
-            "pass's matrix arithmetic."
-        ),
-    )
 
 
 def budget_of(budget: str | int | None, gpu: Gpu | None) -> int:

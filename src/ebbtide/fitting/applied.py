@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from ebbtide.fitting.fingerprint import fingerprint
 from ebbtide.fitting.objective import LossFunction
 from ebbtide.fitting.plan import Plan
 from ebbtide.fitting.work import Work
-from ebbtide.train.recomputing import Recomputing
+from ebbtide.train.carry_out import carried_out
 from ebbtide.units import format_bytes
 
 # Models that are being trained under a plan.
@@ -61,8 +61,7 @@ def apply(
         return
     check(plan, model)
     step = PlannedStep(plan, Work(model, optimizer, loss_fn))
-    recompute = plan.recompute
-    with Recomputing(recompute) if recompute is not None else nullcontext():
+    with carried_out(plan.decision):
         _active[model] = step
         try:
             yield step

@@ -14,13 +14,15 @@ from torch.profiler import ProfilerActivity, profile
 from ebbtide.fitting.subject import Replay
 from ebbtide.fitting.work import Work, bytes_of
 from ebbtide.plan.graph import StepGraph
-from ebbtide.plan.recompute import Recompute
+from ebbtide.plan.decision import Decision
 from ebbtide.train.live_survey import LiveSurvey
-from ebbtide.train.recomputing import Recomputing
+from ebbtide.train.carry_out import carried_out
 
 
 class LiveSubject:
     """Steps of a copy of `work` on `batch`; the model, its state and all generators stay."""
+
+    gaps = False
 
     def __init__(self, work: Work, batch: Any) -> None:
         self._work, self._batch = work, batch
@@ -36,7 +38,7 @@ class LiveSubject:
                 copy.step(self._batch)
             return survey.graph()
 
-    def replay(self, recompute: Recompute | None, limit_bytes: int) -> Replay:
+    def replay(self, decision: Decision, limit_bytes: int) -> Replay:
         """A second step, under the profiler."""
         with random_state_kept():
             copy = self._work.copied()
@@ -45,10 +47,7 @@ class LiveSubject:
             base = bytes_of(copy, self._batch)
 
             def step() -> None:
-                if recompute is None:
-                    copy.step(self._batch)
-                    return
-                with Recomputing(recompute):
+                with carried_out(decision):
                     copy.step(self._batch)
 
             peak = base + peak_of(step)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide.errors import UsageError
 from ebbtide.fitting.planner import Point
 from ebbtide.fitting.technique import Technique
+from ebbtide.plan.decision import Decision
 from ebbtide.plan.recompute import Recompute
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 RECOMPUTE = "recompute"
+ALLOCATOR = "allocator settings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +70,12 @@ class Plan:
         return next((each for each in self.techniques if each.name == name), None)
 
     @property
-    def recompute(self) -> Recompute | None:
-        """What to keep; None where everything is."""
+    def decision(self) -> Decision:
+        """The techniques for the runtime."""
         taken = self.technique(RECOMPUTE)
-        if taken is None:
-            return None
-        kept = taken.settings["keep"]
-        return Recompute(
-            operations=tuple(taken.settings["operations"]),
-            kept=frozenset((each["operation"], each["output"]) for each in kept),
+        return Decision(
+            recompute=None if taken is None else _recompute(taken.settings),
+            expandable_segments=self.technique(ALLOCATOR) is not None,
         )
 
     def apply(
@@ -164,3 +163,10 @@ class Plan:
         from ebbtide.fitting.plan_file import read
 
         return read(Path(path))
+
+
+def _recompute(settings: dict[str, Any]) -> Recompute:
+    return Recompute(
+        operations=tuple(settings["operations"]),
+        kept=frozenset((each["operation"], each["output"]) for each in settings["keep"]),
+    )

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ebbtide.errors import UsageError
-from ebbtide.fitting.plan import FORMAT, RECOMPUTE, Plan
+from ebbtide.fitting.plan import ALLOCATOR, FORMAT, RECOMPUTE, Plan
 from ebbtide.fitting.planner import Point
 from ebbtide.fitting.technique import Technique
 
-_KNOWN = (RECOMPUTE,)
+_KNOWN = (RECOMPUTE, ALLOCATOR)
 _NUMBERS = (
     "budget_bytes",
     "predicted_peak_bytes",

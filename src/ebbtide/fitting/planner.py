@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ebbtide.errors import DoesNotFitError
 from ebbtide.fitting.subject import Replay, Subject
 from ebbtide.plan.choose import Choice, choose
+from ebbtide.plan.decision import Decision
 from ebbtide.plan.graph import StepGraph
 from ebbtide.plan.recompute import Recompute
 from ebbtide.plan.simulate import simulate
 from ebbtide.units import format_bytes
 
 # What was chosen may need a little more than it was simulated with: kernels allocate inside,
-# and the caching allocator leaves gaps.
-_TRIES = 8
+# and the caching allocator leaves gaps. Then the next one aims lower by this share, twice it...
 _STEP_BACK = 0.01
+_TRIES = 7
+# Between what fits and what does not there may be something better.
+_REFINEMENTS = 2
 _POINTS = 8
 
 
@@ -27,14 +31,14 @@ class Found:
     Attributes:
         graph: the step it is for.
         choice: what to keep.
-        recompute: the same for the runtime; None where everything is kept.
+        decision: the same for the runtime, with what else is done.
         replay: what a step came to.
         plain_bytes: the peak without any plan.
     """
 
     graph: StepGraph
     choice: Choice
-    recompute: Recompute | None
+    decision: Decision
     replay: Replay
     plain_bytes: int
 
@@ -52,43 +56,70 @@ class Point:
     step_s: float
 
 
-def find_plan(subject: Subject, budget_bytes: int) -> Found:
+def find_plan(
+    subject: Subject, budget_bytes: int, progress: Callable[[str], object] = lambda text: None
+) -> Found:
     """What fits `budget_bytes` with the least computed again.
+
+    Args:
+        subject: takes the steps.
+        budget_bytes: for the peak.
+        progress: told what is being done: ``"choosing"``, ``"trying"``.
 
     Raises:
         DoesNotFitError: nothing does; the message says how much would.
     """
     graph = subject.survey()
-    everything = graph.droppable
-    plain = Choice(everything, simulate(graph, everything))
-    if plain.outcome.peak_bytes <= budget_bytes:
-        replay = subject.replay(None, budget_bytes)
-        if replay.fits:
-            return Found(
-                graph=graph,
-                choice=plain,
-                recompute=None,
-                replay=replay,
-                plain_bytes=replay.peak_bytes,
-            )
-    aim = budget_bytes
-    for _ in range(_TRIES):
-        choice = choose(graph, aim)
+    everything = Choice(graph.droppable, simulate(graph, graph.droppable))
+
+    def tried(aim: float) -> Found | float:
+        """What fits, or by how much it does not."""
+        progress("choosing")
+        choice = choose(graph, int(aim))
         if choice is None:
+            return math.inf
+        progress("trying")
+        for decision in _decisions(graph, choice, subject.gaps):
+            replay = subject.replay(decision, budget_bytes)
+            if replay.fits:
+                return Found(
+                    graph=graph,
+                    choice=choice,
+                    decision=decision,
+                    replay=replay,
+                    plain_bytes=everything.outcome.peak_bytes,
+                )
+        return replay.peak_bytes - budget_bytes
+
+    best, aim, failed = None, float(budget_bytes), math.inf
+    for attempt in range(_TRIES):
+        found = tried(aim)
+        if isinstance(found, Found):
+            best = found
             break
-        recompute = Recompute.of(graph, choice.kept)
-        replay = subject.replay(recompute, budget_bytes)
-        if replay.fits:
-            return Found(
-                graph=graph,
-                choice=choice,
-                recompute=recompute,
-                replay=replay,
-                plain_bytes=plain.outcome.peak_bytes,
-            )
-        over = replay.peak_bytes - budget_bytes
-        aim = min(aim, choice.outcome.peak_bytes) - max(over, round(budget_bytes * _STEP_BACK))
-    raise DoesNotFitError(_nothing(graph, budget_bytes))
+        if found == math.inf:
+            break
+        failed = aim
+        aim -= max(found, budget_bytes * _STEP_BACK * 2**attempt)
+    if best is None:
+        raise DoesNotFitError(_nothing(graph, budget_bytes))
+    for _ in range(_REFINEMENTS if failed < math.inf else 0):
+        middle = (aim + failed) / 2
+        found = tried(middle)
+        if isinstance(found, Found):
+            best, aim = min(best, found, key=lambda each: each.seconds), middle
+        else:
+            failed = middle
+    return best
+
+
+def _decisions(graph: StepGraph, choice: Choice, gaps: bool) -> Iterator[Decision]:
+    """How to keep what was chosen, the simplest first."""
+    whole = choice.kept >= graph.droppable
+    recompute = None if whole else Recompute.of(graph, choice.kept)
+    yield Decision(recompute=recompute)
+    if gaps:
+        yield Decision(recompute=recompute, expandable_segments=True)
 
 
 def smallest_bytes(graph: StepGraph) -> int:
@@ -132,9 +163,10 @@ def _nothing(graph: StepGraph, budget_bytes: int) -> str:
             "cannot help; what would are fewer or smaller parameters, or an optimizer with less "
             "state."
         )
+    least = smallest_bytes(graph)
+    gaps = "" if least > budget_bytes else " The caching allocator leaves gaps beside that."
     return (
-        f"The smallest budget that recomputing activations reaches is about "
-        f"{format_bytes(smallest_bytes(graph))}, of which {format_bytes(graph.base_bytes)} are "
-        f"parameters, buffers, optimizer state and inputs; the budget is "
-        f"{format_bytes(budget_bytes)}. Give it more, or a smaller batch."
+        f"Recomputing activations brings the peak down to about {format_bytes(least)}, of which "
+        f"{format_bytes(graph.base_bytes)} are parameters, buffers, optimizer state and inputs; "
+        f"the budget is {format_bytes(budget_bytes)}.{gaps} Give it more, or a smaller batch."
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ebbtide.plan.graph import StepGraph
-from ebbtide.plan.recompute import Recompute
+from ebbtide.plan.decision import Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,16 @@ class Replay:
 
 
 class Subject(Protocol):
-    """A workload that takes steps whenever it is asked to."""
+    """A workload that takes steps whenever it is asked to.
+
+    Attributes:
+        gaps: whether its allocator leaves gaps that settings can close.
+    """
+
+    gaps: bool
 
     def survey(self) -> StepGraph:
         """A steady step."""
 
-    def replay(self, recompute: Recompute | None, limit_bytes: int) -> Replay:
-        """Steps under a plan, or as they are, with no more than `limit_bytes`."""
+    def replay(self, decision: Decision, limit_bytes: int) -> Replay:
+        """Steps taken as `decision` says, with no more than `limit_bytes`."""

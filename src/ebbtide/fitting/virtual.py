@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,10 +12,14 @@ import torch
 from ebbtide.fitting.subject import Replay
 from ebbtide.gpus import Gpu, context_bytes
 from ebbtide.plan.graph import StepGraph
-from ebbtide.plan.recompute import Recompute
-from ebbtide.train.recomputing import Recomputing
+from ebbtide.plan.decision import Decision
+from ebbtide.train.carry_out import carried_out
 from ebbtide.train.survey import Survey
+from ebbtide.vgpu.allocator import AllocatorConfig
 from ebbtide.vgpu.virtual_gpu import VirtualGpu, torch_release
+
+# The first makes the optimizer's state.
+_STEPS = 2
 
 Step = Callable[[], Any]
 
@@ -26,6 +31,8 @@ class VirtualSubject:
         build: returns a function that takes one step.
         gpu: where.
     """
+
+    gaps = True
 
     def __init__(self, build: Callable[[], Step], gpu: Gpu) -> None:
         self._build, self._gpu = build, gpu
@@ -40,25 +47,26 @@ class VirtualSubject:
                 step()
             return survey.graph()
 
-    def replay(self, recompute: Recompute | None, limit_bytes: int) -> Replay:
+    def replay(self, decision: Decision, limit_bytes: int) -> Replay:
         """Two steps on a GPU that has `limit_bytes` for PyTorch."""
-        limited = limit(self._gpu, limit_bytes)
-        with VirtualGpu(limited, enforce=True) as gpu:
+        with limited(self._gpu, decision, limit_bytes) as gpu:
             try:
                 step = self._build()
-                if recompute is None:
-                    step(), step()
-                else:
-                    with Recomputing(recompute):
-                        step(), step()
+                with carried_out(decision):
+                    for _ in range(_STEPS):
+                        step()
             except torch.OutOfMemoryError:
                 return Replay(gpu.memory.max_memory_allocated(), fits=False)
             return Replay(gpu.memory.max_memory_allocated(), fits=True)
 
 
-def limit(gpu: Gpu, limit_bytes: int) -> Gpu:
-    """The same GPU with so much memory that PyTorch can take `limit_bytes`."""
-    return replace(gpu, usable_bytes=limit_bytes + context_bytes(gpu, torch_release()).likely)
+def limited(gpu: Gpu, decision: Decision, limit_bytes: int) -> VirtualGpu:
+    """`gpu` with so much memory that PyTorch can take `limit_bytes`, and not more."""
+    usable = limit_bytes + context_bytes(gpu, torch_release()).likely
+    config = AllocatorConfig.from_env(os.environ)
+    if decision.expandable_segments:
+        config = replace(config, expandable_segments=True)
+    return VirtualGpu(replace(gpu, usable_bytes=usable), enforce=True, allocator=config)
 
 
 def room(gpu: Gpu) -> int:

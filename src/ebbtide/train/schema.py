@@ -57,6 +57,12 @@ def forgets(func: Any) -> bool:
 
 
 @lru_cache(maxsize=None)
+def makes_tensors(func: Any) -> bool:
+    """Whether `func` can return a tensor. Questions such as ``prim.device`` do not count."""
+    return any("Tensor" in str(each.type) for each in func._schema.returns)
+
+
+@lru_cache(maxsize=None)
 def repeatable(func: Any) -> bool:
     """Whether calling `func` again on the same inputs, and seed, gives the same and no more."""
     return func not in _ONCE and func.namespace not in _ONCE_NAMESPACES

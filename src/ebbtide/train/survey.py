@@ -86,6 +86,7 @@ class Survey(Tape):
         self._rows: dict[tuple[int, int], int] = {}
         self._row: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
         self._first_event = self._first_row = self._base = 0
+        self._last_event = self._last_op = 0
         self._on = False
 
     def begin(self, recording: bool = True) -> None:
@@ -107,6 +108,7 @@ class Survey(Tape):
     ) -> None:
         super().__exit__(kind, error, trace)
         self._on = False
+        self._last_event, self._last_op = len(self.gpu.tape.kind), len(self.gpu.tape.op_name)
 
     def note(self, step: Step, row: int) -> None:
         """Remember what autograd did, and when."""
@@ -200,7 +202,7 @@ class _Building:
             ),
             calls=tuple(self._call(each, makes, wrote, scratch) for each in self.survey._calls),
             events=tuple(events),
-            seconds=sum(self.tape.op_seconds[self.survey._calls[0].begin :]),
+            seconds=sum(self.tape.op_seconds[self.survey._calls[0].begin : self.survey._last_op]),
         )
 
     def _call(
@@ -238,7 +240,7 @@ class _Building:
         notes = iter([*survey._notes, (1 << 62, Step.CALL, -1)])
         at, step, arg = next(notes)
         call, used = -1, 0
-        for position in range(survey._first_event, len(tape.kind) + 1):
+        for position in range(survey._first_event, survey._last_event + 1):
             while at <= position:
                 if step == Step.CALL:
                     call, used = arg, 0
@@ -247,7 +249,7 @@ class _Building:
                     events.append((step, self.number[arg]))
                     call = call if step == Step.SAVE else -1
                 at, step, arg = next(notes)
-            if position == len(tape.kind) or tape.kind[position] not in (
+            if position == survey._last_event or tape.kind[position] not in (
                 columns.ALLOC,
                 columns.FREE,
             ):

@@ -20,7 +20,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ebbtide.train.schema import forgets, is_random, name_of, repeatable, written_tensors
+from ebbtide.train.schema import (
+    forgets,
+    is_random,
+    makes_tensors,
+    name_of,
+    repeatable,
+    written_tensors,
+)
 from ebbtide.train.values import Operation, Reference, Scratch, Value, copied
 
 _PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
@@ -111,7 +118,7 @@ class Tape(TorchDispatchMode):
             return NotImplemented  # a wrapper: what it does inside comes here
         writes = written_tensors(func, args, kwargs)
         number = self.count
-        if self.recording:
+        if self.recording and makes_tensors(func):
             self.count = number + 1
             self._compare(number, func)
             return self._record(number, func, args, kwargs, writes)

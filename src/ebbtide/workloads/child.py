@@ -71,8 +71,8 @@ def main() -> int:
 
 
 def _scripts(request: Request, answers: Answers) -> None:
-    _import_heavy(Path(request.target))
-    forks = _forks(request, answers)
+    import_heavy(Path(request.target))
+    forks = forks_of(request, answers)
 
     def trace(job: Job, path: Path) -> None:
         def run(enforce: bool, quiet: bool) -> None:
@@ -92,7 +92,8 @@ def _scripts(request: Request, answers: Answers) -> None:
     trace_all(request, answers.send, trace)
 
 
-def _forks(request: Request, answers: Answers) -> Forks:
+def forks_of(request: Request, answers: Answers) -> Forks:
+    """Forks of this process that have what they will need."""
     from ebbtide.workloads.stopping import STOP_SIGNAL
 
     warm(request.gpus[0])
@@ -138,12 +139,13 @@ def script_trace(request: Request, job: Job, path: Path, forks: Forks, enforce: 
         VirtualGpu(job.gpu, torch_version=request.torch_version, enforce=enforce),
         LoaderBatches(job.loader_batch, job.loader_batch_now),
     )
-    trace = run.trace(swallowed=save_and_leave, started=forks.started, at_exit=_run_exit_handlers)
+    trace = run.trace(swallowed=save_and_leave, started=forks.started, at_exit=run_exit_handlers)
     job.check(trace)
     save_trace(trace, path)
 
 
-def _run_exit_handlers() -> None:
+def run_exit_handlers() -> None:
+    """Run what the script has registered with `atexit`, for a while."""
     def enough(_signal: int, _frame: Any) -> None:
         raise TimeoutError(f"handlers at exit took longer than {_EXIT_S:.0f} s")
 
@@ -153,7 +155,8 @@ def _run_exit_handlers() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _import_heavy(script: Path) -> None:
+def import_heavy(script: Path) -> None:
+    """Import the heavy packages that the script at `script` imports."""
     found = heavy_imports(script)
     if found:
         from ebbtide.workloads.torchvision_mend import mend_torchvision
@@ -197,7 +200,7 @@ def _functions(request: Request, answers: Answers) -> None:
     from ebbtide.workloads.model_run import run_model
     from ebbtide.workloads.script import reported
 
-    forks = _forks(request, answers)
+    forks = forks_of(request, answers)
 
     def work(job: Job, path: Path) -> None:
         forks.started()

@@ -25,6 +25,7 @@ class Request:
         folder: where the traces are written.
         seconds: after this long a script is stopped and its trace taken as it stands.
         torch_version: whose rules of kernel choice to follow, None for the installed.
+        budget_bytes: to plan for, None for what the GPU has; not used to predict.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Request:
     options: WorkloadOptions = field(default_factory=WorkloadOptions)
     seconds: float = 600.0
     torch_version: tuple[int, int] | None = None
+    budget_bytes: int | None = None
 
     def to_text(self) -> str:
         """As JSON."""

@@ -66,20 +66,41 @@ def run_request(request: Request, progress: Progress | None = None) -> dict[str,
         EbbtideError: what the process reported, as the same class.
         VirtualGpuError: the process died without a word.
     """
+    with running(request, progress) as messages:
+        return {gpu: _traces(messages, gpu) for gpu in request.gpus}
+
+
+@contextlib.contextmanager
+def running(
+    request: Request, progress: Progress | None = None, module: str | None = None
+) -> Iterator[list[dict[str, Any]]]:
+    """What `module` says of `request`, in a process of its own that is over.
+
+    The files that it wrote are there in the context, and gone after it.
+
+    Args:
+        request: what to run; its `folder` is replaced by a temporary one.
+        progress: called with each message of the process.
+        module: run as ``python -m MODULE REQUEST``; by default the one that traces.
+
+    Raises:
+        EbbtideError: what the process reported, as the same class.
+        VirtualGpuError: the process died without a word.
+    """
     with _terminable(), tempfile.TemporaryDirectory(prefix="ebbtide-") as folder:
         path = Path(folder) / "request.json"
         path.write_text(replace(request, folder=folder).to_text())
         messages = []
         # Closed here and not by the collector: no process outlives its folder.
-        with contextlib.closing(_messages(path)) as arriving:
+        with contextlib.closing(_messages(path, ("-m", module) if module else _CHILD)) as arriving:
             for message in arriving:
                 if message["event"] == "error":
                     raise unpack(message)
-                if message["event"] in ("trace", "no-curve"):
+                if message["event"] != "phase":
                     messages.append(message)
                 if progress is not None:
                     progress(message)
-        return {gpu: _traces(messages, gpu) for gpu in request.gpus}
+        yield messages
 
 
 def _traces(messages: list[dict[str, Any]], gpu: str) -> Traces:
@@ -101,9 +122,9 @@ def _traces(messages: list[dict[str, Any]], gpu: str) -> Traces:
     )
 
 
-def _messages(path: Path) -> Generator[dict[str, Any], None, None]:
+def _messages(path: Path, child: tuple[str, ...]) -> Generator[dict[str, Any], None, None]:
     """The messages of a process that runs the request at `path`, until it is done."""
-    command = [sys.executable, *_CHILD, str(path)]
+    command = [sys.executable, *child, str(path)]
     # A session of its own: Ctrl-C comes here alone, and whatever it starts can be ended with it.
     process = subprocess.Popen(
         command,

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ class ScriptRun:
         swallowed: Callable[[Trace], object] | None = None,
         started: Callable[[], object] = lambda: None,
         at_exit: Callable[[], object] = lambda: None,
+        inside: AbstractContextManager[object] | None = None,
     ) -> Trace:
         """Run the script as ``python PATH ARGS...`` would, and return what it did.
 
@@ -72,6 +73,7 @@ class ScriptRun:
                 catches every attempt to end it.
             started: called when `STOP_SIGNAL` can be sent.
             at_exit: called when the script has ended, still on the virtual GPU.
+            inside: entered on the virtual GPU, around the script.
 
         Raises:
             OutOfVirtualMemoryError: it ran out of memory and did not get over it.
@@ -88,7 +90,7 @@ class ScriptRun:
                 swallowed=lambda: swallowed(self._finished()) if swallowed else None,
             )
             self._listen(stopper)
-            with self.loaders.watching(), stopper.watching():
+            with self.loaders.watching(), stopper.watching(), inside or nullcontext():
                 started()
                 self._run(stopper)
                 at_exit()
