@@ -54,6 +54,10 @@ VERBS = {
         target="ebbtide.cli.fit:fit",
         help="Plan what makes a training step fit a budget, at the least cost.",
     ),
+    "run": Verb(
+        target="ebbtide.cli.run:run",
+        help="Run a program under a plan that `fit` wrote.",
+    ),
     "gpus": Verb(
         target="ebbtide.cli.gpus:gpus",
         help="List GPUs with their memory, speed and cloud prices.",

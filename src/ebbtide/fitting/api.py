@@ -9,7 +9,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ebbtide.errors import UsageError
-from ebbtide.fitting.fingerprint import fingerprint
 from ebbtide.fitting.live import LiveSubject
 from ebbtide.fitting.making import made
 from ebbtide.fitting.objective import LossFunction, objective_of
@@ -62,7 +61,7 @@ def fit(
         else:
             found = find_plan(VirtualSubject(building(work, batch), spec), limit)
     where = spec.key if spec is not None else "cpu"
-    return made(found, limit, where=where, model=fingerprint(model), loss_fn=loss_fn)
+    return made(found, limit, where=where, work=work)
 
 
 def budget_of(budget: str | int | None, gpu: Gpu | None) -> int:

@@ -13,10 +13,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from ebbtide.fitting.subject import Replay
 from ebbtide.fitting.work import Work, bytes_of
-from ebbtide.plan.graph import StepGraph
 from ebbtide.plan.decision import Decision
-from ebbtide.train.live_survey import LiveSurvey
+from ebbtide.plan.graph import StepGraph
 from ebbtide.train.carry_out import carried_out
+from ebbtide.train.live_survey import LiveSurvey
 
 
 class LiveSubject:

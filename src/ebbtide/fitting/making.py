@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ebbtide.fitting.objective import LossFunction
+from ebbtide.fitting.fingerprint import fingerprint
 from ebbtide.fitting.plan import ALLOCATOR, RECOMPUTE, Plan
 from ebbtide.fitting.planner import Found, front
 from ebbtide.fitting.technique import Technique
+from ebbtide.fitting.work import Work
 from ebbtide.plan.simulate import simulate
 from ebbtide.units import format_bytes
 
@@ -17,8 +18,7 @@ def made(
     budget_bytes: int,
     *,
     where: str,
-    model: str = "",
-    loss_fn: LossFunction | None = None,
+    work: Work | None = None,
 ) -> Plan:
     """The plan that states what was found."""
     return Plan(
@@ -30,8 +30,8 @@ def made(
         techniques=tuple(_techniques(found, budget_bytes)),
         front=front(found.graph),
         where=where,
-        model=model,
-        loss_fn=loss_fn,
+        model=fingerprint(work.model) if work is not None else "",
+        work=work,
     )
 
 

@@ -42,7 +42,8 @@ def objective_of(model: nn.Module, loss_fn: LossFunction | None) -> Objective:
     """
     if loss_fn is None:
         return lambda batch: loss_of(_call(model, batch, pair=False))
-    if not callable(loss_fn) or isinstance(loss_fn, type):
+    given: object = loss_fn
+    if not callable(given) or isinstance(given, type):
         raise UsageError(
             "loss_fn: expected a function such as `lambda model, batch: model(**batch).loss` or "
             f"torch.nn.functional.cross_entropy, got {type(loss_fn).__name__}."

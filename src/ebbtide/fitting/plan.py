@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ebbtide.fitting.applied import PlannedStep
     from ebbtide.fitting.objective import LossFunction
     from ebbtide.fitting.verify import Verification
+    from ebbtide.fitting.work import Work
 
 FORMAT = 1
 RECOMPUTE = "recompute"
@@ -48,7 +49,7 @@ class Plan:
             None where that is not known.
         where: the device it was made for.
         model: of the model, what `fingerprint` says; "" where none was seen.
-        loss_fn: the loss function; not in the file.
+        work: the model, optimizer and loss function that it was made with; not in the file.
     """
 
     budget_bytes: int
@@ -63,7 +64,7 @@ class Plan:
     optimality_gap: float | None = None
     where: str = "cpu"
     model: str = ""
-    loss_fn: LossFunction | None = field(default=None, compare=False, repr=False)
+    work: Work | None = field(default=None, compare=False, repr=False)
 
     def technique(self, name: str) -> Technique | None:
         """The technique of that name, if it is taken."""
@@ -97,24 +98,48 @@ class Plan:
         """
         from ebbtide.fitting.applied import apply
 
-        return apply(self, model, optimizer, loss_fn or self.loss_fn)
+        if loss_fn is None and self.work is not None:
+            loss_fn = self.work.loss_fn
+        return apply(self, model, optimizer, loss_fn)
 
     def verify(
         self,
-        model: nn.Module,
-        optimizer: Optimizer,
         batches: Iterable[Any],
+        model: nn.Module | None = None,
+        optimizer: Optimizer | None = None,
         loss_fn: LossFunction | None = None,
     ) -> Verification:
         """Train copies with and without the plan, and compare bit for bit.
 
         Args:
-            model, optimizer, loss_fn: as `apply` takes them; they stay as they are.
             batches: one a step.
+            model: by default, as the two that follow, what `ebbtide.fit` was given. It stays
+                as it is.
+            optimizer: of its parameters.
+            loss_fn: as `ebbtide.fit` takes it.
+
+        Raises:
+            PlanError: the model is another one.
+            UsageError: the plan is from a file, and no model was given.
         """
         from ebbtide.fitting.verify import verify
 
-        return verify(self, model, optimizer, batches, loss_fn or self.loss_fn)
+        return verify(self, self._work(model, optimizer, loss_fn), batches)
+
+    def _work(
+        self, model: nn.Module | None, optimizer: Optimizer | None, loss_fn: LossFunction | None
+    ) -> Work:
+        from ebbtide.fitting.work import Work
+
+        own = self.work
+        if own is not None:
+            loss_fn = loss_fn if loss_fn is not None else own.loss_fn
+            model, optimizer = model or own.model, optimizer or own.optimizer
+        if model is None or optimizer is None:
+            raise UsageError(
+                "A plan from a file has no model: plan.verify(batches, model, optimizer, loss_fn)."
+            )
+        return Work(model, optimizer, loss_fn)
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, for a file or another program."""

@@ -158,8 +158,8 @@ def least_step(points: Sequence[Point]) -> float:
 def _nothing(graph: StepGraph, budget_bytes: int) -> str:
     if graph.base_bytes > budget_bytes:
         return (
-            f"Parameters, buffers, optimizer state and inputs take {format_bytes(graph.base_bytes)} "
-            f"alone, more than the budget of {format_bytes(budget_bytes)}. Recomputing activations "
+            "Parameters, buffers, optimizer state and inputs take "
+            f"{format_bytes(graph.base_bytes)} alone, more than the budget of {format_bytes(budget_bytes)}. Recomputing activations "
             "cannot help; what would are fewer or smaller parameters, or an optimizer with less "
             "state."
         )

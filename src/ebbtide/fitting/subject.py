@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from ebbtide.plan.graph import StepGraph
 from ebbtide.plan.decision import Decision
+from ebbtide.plan.graph import StepGraph
 
 
 @dataclass(frozen=True, slots=True)

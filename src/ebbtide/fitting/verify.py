@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from ebbtide.fitting.applied import apply
 from ebbtide.fitting.live import random_state_kept
-from ebbtide.fitting.objective import LossFunction
 from ebbtide.fitting.work import Work
 
 if TYPE_CHECKING:
@@ -46,16 +44,9 @@ class Verification:
         return f"{head}, {len(self.differences)} differ:\n{lines}"
 
 
-def verify(
-    plan: Plan,
-    model: nn.Module,
-    optimizer: Optimizer,
-    batches: Iterable[Any],
-    loss_fn: LossFunction | None,
-) -> Verification:
-    """`Plan.verify`."""
+def verify(plan: Plan, work: Work, batches: Iterable[Any]) -> Verification:
+    """`Plan.verify`, of the model that `work` has."""
     given = list(batches)
-    work = Work(model, optimizer, loss_fn)
     with random_state_kept():
         state = torch.get_rng_state()
         plain = list(_states(work.copied(), given, None))

@@ -11,8 +11,8 @@ import torch
 
 from ebbtide.fitting.subject import Replay
 from ebbtide.gpus import Gpu, context_bytes
-from ebbtide.plan.graph import StepGraph
 from ebbtide.plan.decision import Decision
+from ebbtide.plan.graph import StepGraph
 from ebbtide.train.carry_out import carried_out
 from ebbtide.train.survey import Survey
 from ebbtide.vgpu.allocator import AllocatorConfig

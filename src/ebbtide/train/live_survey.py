@@ -193,10 +193,10 @@ class LiveSurvey(Tape):
         wrote: dict[int, list[int]] = {}
         for operation, _, _, places in self._calls:
             for place in places:
-                number = self._places.get(place) if place is not None else None  # type: ignore[assignment]
-                if number is not None and operation.number not in calls[number]:
-                    wrote.setdefault(operation.number, []).append(number)
-                    calls[number].append(operation.number)
+                written = self._places.get(place) if place is not None else None
+                if written is not None and operation.number not in calls[written]:
+                    wrote.setdefault(operation.number, []).append(written)
+                    calls[written].append(operation.number)
         names = {number: place for place, number in self._places.items()}
         return StepGraph(
             base_bytes=self.base_bytes,
@@ -223,8 +223,8 @@ class LiveSurvey(Tape):
 
     def _sources(self, operation: Operation) -> tuple[Source, ...]:
         found = [
-            Source(self._places[reference.value.place], reference.version)
+            Source(self._places[place], reference.version)
             for reference in operation.inputs()
-            if reference.value.place in self._places
+            if (place := reference.value.place) is not None and place in self._places
         ]
         return tuple(dict.fromkeys(found))

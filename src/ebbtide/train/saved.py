@@ -14,7 +14,7 @@ from ebbtide.train.rebuild import rebuild
 from ebbtide.train.tape import Tape
 from ebbtide.train.values import Reference, Value
 
-_engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+_engine = torch.autograd.Variable._execution_engine
 # The number of the backward pass that calls us, or that there is none.
 _running: Callable[[], int] = torch._C._current_graph_task_id
 _NONE = -1
@@ -90,8 +90,8 @@ class SavedTensors:
         self._calls = OutermostCalls(self._called)
 
     def __enter__(self) -> SavedTensors:
-        self._hooks.__enter__()  # type: ignore[no-untyped-call]
-        self.tape.__enter__()
+        self._hooks.__enter__()
+        self.tape.__enter__()  # type: ignore[no-untyped-call]
         self._calls.__enter__()
         return self
 
@@ -103,7 +103,7 @@ class SavedTensors:
     ) -> None:
         self._calls.__exit__(kind, error, trace)
         self.tape.__exit__(kind, error, trace)
-        self._hooks.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._hooks.__exit__(kind, error, trace)
 
     def begin(self) -> None:
         """A forward pass begins here, before any module is called."""

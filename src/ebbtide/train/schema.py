@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,13 +26,13 @@ _ONCE_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor", "
 _ONCE = {_aten._cudnn_rnn.default, _aten._cudnn_init_dropout_state.default}
 
 
-@lru_cache(maxsize=None)
+@cache
 def name_of(func: Any) -> str:
     """Such as ``"aten.mm.default"``."""
     return str(func)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _written(func: Any) -> tuple[tuple[int, str, bool], ...]:
     """Position, name and whether by keyword alone, of each argument that `func` writes."""
     return tuple(
@@ -56,19 +56,19 @@ def forgets(func: Any) -> bool:
     return func in _BATCH_NORMS or func in _TRAINING_BATCH_NORMS
 
 
-@lru_cache(maxsize=None)
+@cache
 def makes_tensors(func: Any) -> bool:
     """Whether `func` can return a tensor. Questions such as ``prim.device`` do not count."""
     return any("Tensor" in str(each.type) for each in func._schema.returns)
 
 
-@lru_cache(maxsize=None)
+@cache
 def repeatable(func: Any) -> bool:
     """Whether calling `func` again on the same inputs, and seed, gives the same and no more."""
     return func not in _ONCE and func.namespace not in _ONCE_NAMESPACES
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_random(func: Any) -> bool:
     """Whether `func` draws from a generator."""
     return torch.Tag.nondeterministic_seeded in func.tags

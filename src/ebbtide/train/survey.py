@@ -231,9 +231,7 @@ class _Building:
             module=tape.modules.items[modules[0]] if modules else "",
         )
 
-    def _events(
-        self, makes: dict[int, list[int]]
-    ) -> tuple[list[tuple[int, int]], dict[int, int]]:
+    def _events(self, makes: dict[int, list[int]]) -> tuple[list[tuple[int, int]], dict[int, int]]:
         survey, tape = self.survey, self.tape
         events: list[tuple[int, int]] = []
         scratch: dict[int, int] = {}

@@ -52,7 +52,7 @@ class Tape(TorchDispatchMode):
         rebuilt: Callable[[tuple[int, int]], bool],
         expected: Sequence[str] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rebuilt = rebuilt
         self.expected = expected
         self.recording = False
@@ -70,7 +70,7 @@ class Tape(TorchDispatchMode):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         self._values.clear()
         self._owned.clear()
         self._ends.clear()

@@ -146,6 +146,7 @@ def script_trace(request: Request, job: Job, path: Path, forks: Forks, enforce: 
 
 def run_exit_handlers() -> None:
     """Run what the script has registered with `atexit`, for a while."""
+
     def enough(_signal: int, _frame: Any) -> None:
         raise TimeoutError(f"handlers at exit took longer than {_EXIT_S:.0f} s")
 
