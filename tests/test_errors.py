@@ -22,6 +22,7 @@ EXIT_CODES = {
     "MissingExtraError": 2,
     "ScriptError": 2,
     "VirtualGpuError": 2,
+    "PlanError": 1,
     "DoesNotFitError": 1,
 }
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile
 
+from ebbtide.fitting.cpu_peak import peak_of
 from ebbtide.fitting.subject import Replay
 from ebbtide.fitting.work import Work, bytes_of
 from ebbtide.plan.decision import Decision
@@ -52,22 +52,6 @@ class LiveSubject:
 
             peak = base + peak_of(step)
             return Replay(peak, peak <= limit_bytes)
-
-
-def peak_of(step: Callable[[], object]) -> int:
-    """The most bytes that `step` holds at once on the CPU beyond what was there before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    inner = profiler.profiler
-    if inner is None:
-        return 0
-    events = [each for each in inner.kineto_results.events() if each.name() == "[memory]"]
-    events.sort(key=lambda each: each.start_ns())
-    held = peak = 0
-    for each in events:
-        held += each.nbytes()
-        peak = max(peak, held)
-    return peak
 
 
 @contextmanager

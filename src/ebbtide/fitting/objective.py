@@ -79,9 +79,11 @@ def _names(loss_fn: LossFunction) -> list[tuple[str, Any]]:
 
 
 def _is_model(name: str, annotation: Any) -> bool:
+    if annotation is inspect.Parameter.empty:
+        return name in _MODELS
     if isinstance(annotation, type):
         return issubclass(annotation, nn.Module)
-    return name in _MODELS or (isinstance(annotation, str) and annotation.endswith("Module"))
+    return str(annotation).endswith("Module")
 
 
 def _call(model: nn.Module, batch: Any, *, pair: bool) -> Any:
