@@ -165,7 +165,9 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_named(show: Show, name: str, tmp_path: Path) -> None:
     args, text = BAD[name]
-    (tmp_path / "once.py").write_text(SCRIPT.replace("range(3)", "range(1)").replace("1]", "0][:0] or 8"))
+    (tmp_path / "once.py").write_text(
+        SCRIPT.replace("range(3)", "range(1)").replace("1]", "0][:0] or 8")
+    )
     (tmp_path / "list.json").write_text("[]")
     empty = {"ebbtide_plan": 1, "budget_bytes": 1, "fits": True, "techniques": [], "front": []}
     empty |= {"predicted_peak_bytes": 1, "plain_peak_bytes": 1, "predicted_step_s": 0.0}
@@ -207,7 +209,9 @@ def test_a_script_runs_under_a_plan_and_comes_to_the_same(show: Show, tmp_path: 
     assert run_script(tmp_path, *ebbtide_run) == run_script(tmp_path)
 
 
-def test_the_exit_code_is_the_programs(run_cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_the_exit_code_is_the_programs(
+    run_cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     empty = {"ebbtide_plan": 1, "budget_bytes": 1, "fits": True, "techniques": [], "front": []}
     empty |= {"predicted_peak_bytes": 1, "plain_peak_bytes": 1, "predicted_step_s": 0.0}
     (tmp_path / "p.json").write_text(json.dumps({**empty, "host_bytes": 0}))

@@ -141,7 +141,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor, Forward]] = {
     ),
     "convolutions": (
         lambda: nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(True), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3)
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(True),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 8, 3),
         ),
         IMAGES,
         _call,

@@ -159,9 +159,9 @@ def _nothing(graph: StepGraph, budget_bytes: int) -> str:
     if graph.base_bytes > budget_bytes:
         return (
             "Parameters, buffers, optimizer state and inputs take "
-            f"{format_bytes(graph.base_bytes)} alone, more than the budget of {format_bytes(budget_bytes)}. Recomputing activations "
-            "cannot help; what would are fewer or smaller parameters, or an optimizer with less "
-            "state."
+            f"{format_bytes(graph.base_bytes)} alone, more than the budget of "
+            f"{format_bytes(budget_bytes)}. Recomputing activations cannot help; what would are "
+            "fewer or smaller parameters, or an optimizer with less state."
         )
     least = smallest_bytes(graph)
     gaps = "" if least > budget_bytes else " The caching allocator leaves gaps beside that."

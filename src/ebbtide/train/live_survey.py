@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from ebbtide.plan.graph import Call, Source, Step, StepGraph, Storage
+from ebbtide.plan.graph import Step, StepGraph
+from ebbtide.train.called import Called, describe
 from ebbtide.train.saved import Dropped, Kept, SavedTensors
-from ebbtide.train.schema import name_of, repeatable
 from ebbtide.train.tape import Tape
 from ebbtide.train.values import Operation, Value
 
@@ -64,7 +64,7 @@ class LiveSurvey(Tape):
         self._events: list[tuple[int, int]] = []
         self._sizes: list[int] = []
         self._seen: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._calls: list[tuple[Operation, float, int, list[tuple[int, int] | None]]] = []
+        self._calls: list[Called] = []
         self._places: dict[tuple[int, int], int] = {}
         self._on = self._rebuilding = False
         self._began = 0.0
@@ -117,8 +117,7 @@ class LiveSurvey(Tape):
         self._began = time.perf_counter()
         result = super()._record(number, func, args, kwargs, writes)
         if count is not None and self._calls:
-            operation, seconds, _, wrote = self._calls[-1]
-            self._calls[-1] = (operation, seconds, count(*args, **kwargs, out_val=result), wrote)
+            self._calls[-1].flops = count(*args, **kwargs, out_val=result)
         return result
 
     def recorded(self, operation: Operation, result: Any, writes: list[Tensor]) -> None:
@@ -130,8 +129,15 @@ class LiveSurvey(Tape):
                 number = self._see(leaves[i])
                 if number >= 0:
                     self._places[operation.number, i] = number
-        wrote = [value.place for value in map(self.find, writes) if value is not None]
-        self._calls.append((operation, seconds, 0, wrote))
+        self._calls.append(
+            Called(
+                number=operation.number,
+                func=operation.func,
+                sources=operation.sources(),
+                wrote=[value.place for value in map(self.find, writes) if value is not None],
+                seconds=seconds,
+            )
+        )
 
     def number(self, tensor: Tensor) -> int | None:
         """The number of the storage of `tensor`; negative for what is not of the step."""
@@ -185,46 +191,11 @@ class LiveSurvey(Tape):
 
     def graph(self) -> StepGraph:
         """The step that was recorded."""
-        calls: dict[int, list[int]] = {}
-        makes: dict[int, list[int]] = {}
-        for (call, _), number in self._places.items():
-            makes.setdefault(call, []).append(number)
-            calls[number] = [call]
-        wrote: dict[int, list[int]] = {}
-        for operation, _, _, places in self._calls:
-            for place in places:
-                written = self._places.get(place) if place is not None else None
-                if written is not None and operation.number not in calls[written]:
-                    wrote.setdefault(operation.number, []).append(written)
-                    calls[written].append(operation.number)
-        names = {number: place for place, number in self._places.items()}
+        calls, storages = describe(self._calls, self._places, self._sizes)
         return StepGraph(
             base_bytes=self.base_bytes,
-            storages=tuple(
-                Storage(nbytes, names.get(i), tuple(calls.get(i, ())))
-                for i, nbytes in enumerate(self._sizes)
-            ),
-            calls=tuple(
-                Call(
-                    name=name_of(operation.func),
-                    seconds=seconds,
-                    flops=flops,
-                    sources=self._sources(operation),
-                    makes=tuple(makes.get(operation.number, ())),
-                    writes=tuple(wrote.get(operation.number, ())),
-                    scratch_bytes=0,
-                    repeatable=repeatable(operation.func),
-                )
-                for operation, seconds, flops, _ in self._calls
-            ),
+            storages=storages,
+            calls=calls,
             events=tuple(self._events),
-            seconds=sum(seconds for _, seconds, _, _ in self._calls),
+            seconds=sum(call.seconds for call in calls),
         )
-
-    def _sources(self, operation: Operation) -> tuple[Source, ...]:
-        found = [
-            Source(self._places[place], reference.version)
-            for reference in operation.inputs()
-            if (place := reference.value.place) is not None and place in self._places
-        ]
-        return tuple(dict.fromkeys(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 from torch import Tensor
 
@@ -15,19 +16,25 @@ class Recomputing(SavedTensors):
     """A context in which forward passes keep what `recompute` says.
 
     A pass that is not the one it was made for is right all the same, but keeps everything from
-    where it differs: a warning says so, once.
+    where it differs: a warning says so, once, if it saves anything from there on.
     """
 
     def __init__(self, recompute: Recompute) -> None:
         kept = recompute.kept
         super().__init__(Tape(lambda place: place not in kept, recompute.operations))
         self._expected = recompute.operations
-        self._warned = False
+        self._saves_lost = self._warned = False
+
+    def _pack(self, tensor: Tensor) -> Any:
+        self._saves_lost = self._saves_lost or self.tape.lost is not None
+        return super()._pack(tensor)
 
     def _unpack(self, saved: Kept | Dropped) -> Tensor:
-        if self.tape.lost is not None and not self._warned:
-            self._warned = True
-            warnings.warn(_differs(self.tape.lost, self._expected), stacklevel=2)
+        if self._saves_lost and self.tape.lost is not None:
+            self._saves_lost = False
+            if not self._warned:
+                self._warned = True
+                warnings.warn(_differs(self.tape.lost, self._expected), stacklevel=2)
         return super()._unpack(saved)
 
 

@@ -8,7 +8,6 @@ ends where the program itself lets go of it.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -18,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ebbtide.plan.graph import Call, Source, Step, StepGraph, Storage
+from ebbtide.plan.graph import Step, StepGraph
+from ebbtide.train.called import Called, describe
 from ebbtide.train.saved import Dropped, Kept, SavedTensors
-from ebbtide.train.schema import name_of, repeatable
 from ebbtide.train.tape import Tape
 from ebbtide.train.values import Operation, Reference, Value
 from ebbtide.vgpu import tape as columns
@@ -56,16 +55,6 @@ class _Noting(SavedTensors):
         self.tape.note(Step.RELEASE, self.tape.row_of(saved.reference.value))
 
 
-@dataclass(frozen=True, slots=True)
-class _Called:
-    """An operation, its rows on the virtual GPU's tape, and the places that it wrote in place."""
-
-    operation: Operation
-    begin: int
-    end: int
-    wrote: list[tuple[int, int] | None]
-
-
 class Survey(Tape):
     """A tape of everything, with the memory of the virtual GPU beside it.
 
@@ -81,12 +70,13 @@ class Survey(Tape):
         self.gpu = gpu
         self.saved = _Noting(self)
         self._notes: list[tuple[int, Step, int]] = []
-        self._calls: list[_Called] = []
+        self._calls: list[Called] = []
         self._begin = 0
         self._rows: dict[tuple[int, int], int] = {}
         self._row: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
         self._first_event = self._first_row = self._base = 0
         self._last_event = self._last_op = 0
+        self._first_op = -1
         self._on = False
 
     def begin(self, recording: bool = True) -> None:
@@ -96,6 +86,7 @@ class Survey(Tape):
             return
         tape = self.gpu.tape
         self._notes, self._calls, self._rows = [], [], {}
+        self._first_op = -1
         self._first_event, self._first_row = len(tape.kind), len(tape.alloc_bytes)
         self._base = self.gpu.memory.memory_allocated()
         self._on = True
@@ -124,14 +115,27 @@ class Survey(Tape):
 
     def recorded(self, operation: Operation, result: Any, writes: list[Tensor]) -> None:
         """Note the rows of the virtual GPU's tape that belong to it."""
-        row_of = self.gpu.mode.storages.row_of
+        row_of, tape = self.gpu.mode.storages.row_of, self.gpu.tape
         leaves = pytree.tree_leaves(result)
         for i, output in enumerate(operation.outputs):
             row = row_of(leaves[i]) if output is not None else None
             if row is not None:
                 self._rows[operation.number, i] = row
-        wrote = [value.place for value in map(self.find, writes) if value is not None]
-        self._calls.append(_Called(operation, self._begin, len(self.gpu.tape.op_name), wrote))
+        rows = slice(self._begin, len(tape.op_name))
+        modules = tape.op_module[rows]
+        self._calls.append(
+            Called(
+                number=operation.number,
+                func=operation.func,
+                sources=operation.sources(),
+                wrote=[value.place for value in map(self.find, writes) if value is not None],
+                seconds=sum(tape.op_seconds[rows]),
+                flops=sum(tape.op_flops[rows]),
+                module=tape.modules.items[modules[0]] if modules else "",
+            )
+        )
+        if self._first_op < 0:
+            self._first_op = self._begin
 
     def row(self, tensor: Tensor) -> int | None:
         """The row of the virtual GPU's tape that `tensor` lies on."""
@@ -154,7 +158,7 @@ class Survey(Tape):
                 bare.untyped_storage(), reference.offset, reference.size, reference.stride
             )
             made = FakeTensor(mode, view, device)
-        self.gpu.mode.storages.add_new(made, 0)
+        self.gpu.mode.storages.add_without_memory(made)
         return made
 
     def graph(self) -> StepGraph:
@@ -169,7 +173,8 @@ class _Building:
         self.survey = survey
         self.tape = survey.gpu.tape
         rows = range(survey._first_row, len(self.tape.alloc_bytes))
-        taken = [row for row in rows if self.tape.alloc_bytes[row]]
+        self.earlier = self._freed_of_before()
+        taken = [row for row in (*self.earlier, *rows) if self.tape.alloc_bytes[row]]
         self.number = {row: i for i, row in enumerate(taken)}
         self.bytes = [-(-self.tape.alloc_bytes[row] // BLOCK) * BLOCK for row in taken]
         self.of_place = {
@@ -178,62 +183,36 @@ class _Building:
 
     def graph(self) -> StepGraph:
         """All of it."""
-        calls: dict[int, list[int]] = {}
-        wrote: dict[int, list[int]] = {}
-        for called in self.survey._calls:
-            for place in called.wrote:
-                number = self.of_place.get(place) if place is not None else None
-                if number is not None:
-                    wrote.setdefault(called.operation.number, []).append(number)
+        survey = self.survey
         makes: dict[int, list[int]] = {}
         for (call, _), number in self.of_place.items():
             makes.setdefault(call, []).append(number)
-            calls[number] = [call]
-        for call, numbers in wrote.items():
-            for number in numbers:
-                calls[number].append(call)
-        names = {number: place for place, number in self.of_place.items()}
         events, scratch = self._events(makes)
+        for called in survey._calls:
+            called.scratch_bytes = scratch.get(called.number, 0)
+        calls, storages = describe(survey._calls, self.of_place, self.bytes)
         return StepGraph(
-            base_bytes=self.survey._base,
-            storages=tuple(
-                Storage(nbytes, names.get(i), tuple(calls.get(i, ())))
-                for i, nbytes in enumerate(self.bytes)
-            ),
-            calls=tuple(self._call(each, makes, wrote, scratch) for each in self.survey._calls),
+            base_bytes=survey._base - sum(self.bytes[self.number[row]] for row in self.earlier),
+            storages=storages,
+            calls=calls,
             events=tuple(events),
-            seconds=sum(self.tape.op_seconds[self.survey._calls[0].begin : self.survey._last_op]),
+            seconds=sum(self.tape.op_seconds[survey._first_op : survey._last_op]),
         )
 
-    def _call(
-        self,
-        called: _Called,
-        makes: dict[int, list[int]],
-        wrote: dict[int, list[int]],
-        scratch: dict[int, int],
-    ) -> Call:
-        operation, tape, rows = called.operation, self.tape, slice(called.begin, called.end)
-        sources = []
-        for reference in operation.inputs():
-            place = reference.value.place
-            if place is not None and place in self.of_place:
-                sources.append(Source(self.of_place[place], reference.version))
-        modules = tape.op_module[rows]
-        return Call(
-            name=name_of(operation.func),
-            seconds=sum(tape.op_seconds[rows]),
-            flops=sum(tape.op_flops[rows]),
-            sources=tuple(dict.fromkeys(sources)),
-            makes=tuple(makes.get(operation.number, ())),
-            writes=tuple(wrote.get(operation.number, ())),
-            scratch_bytes=scratch.get(operation.number, 0),
-            repeatable=repeatable(operation.func),
-            module=tape.modules.items[modules[0]] if modules else "",
-        )
+    def _freed_of_before(self) -> list[int]:
+        """Rows that were there when the step began, and end in it: inputs, mostly."""
+        survey, tape = self.survey, self.tape
+        return [
+            tape.arg[position]
+            for position in range(survey._first_event, survey._last_event)
+            if tape.kind[position] == columns.FREE
+            and tape.arg[position] < survey._first_row
+            and tape.alloc_bytes[tape.arg[position]]
+        ]
 
     def _events(self, makes: dict[int, list[int]]) -> tuple[list[tuple[int, int]], dict[int, int]]:
         survey, tape = self.survey, self.tape
-        events: list[tuple[int, int]] = []
+        events = [(int(Step.ALLOC), self.number[row]) for row in self.earlier]
         scratch: dict[int, int] = {}
         notes = iter([*survey._notes, (1 << 62, Step.CALL, -1)])
         at, step, arg = next(notes)

@@ -143,10 +143,16 @@ class Tape(TorchDispatchMode):
         leaves, spec = pytree.tree_flatten((args, kwargs))
         known = set()
         passing = {id(tensor) for tensor in writes} if forgets(func) else ()
+        own = self._written(writes)
         for i, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor):
-                known.add(leaf.untyped_storage()._cdata)
-                leaves[i] = Scratch.like(leaf) if id(leaf) in passing else self.reference(leaf)
+            if not isinstance(leaf, Tensor):
+                continue
+            known.add(leaf.untyped_storage()._cdata)
+            if id(leaf) in passing:
+                leaves[i] = Scratch.like(leaf)
+                continue
+            reference = self.reference(leaf)
+            leaves[i] = reference.weak() if reference.value is own else reference
         for tensor in writes:
             self._keep_version(tensor)
         random = _generator(leaves) if is_random(func) else None
@@ -161,9 +167,18 @@ class Tape(TorchDispatchMode):
                     value.writes.append(operation)
                 made = weakref.ref(value)
             operation.outputs.append(made)
-        self._count_writes(writes, operation)
+        self._count_writes(writes, operation if own is not None else None)
         self.recorded(operation, result, writes)
         return result
+
+    def _written(self, writes: list[Tensor]) -> Value | None:
+        """The value that is written and can be made again, if it is one alone.
+
+        Of several, each would need what the others were before, for as long as it lives.
+        """
+        found = {id(value): value for value in map(self.find, writes) if value is not None}
+        value = next(iter(found.values())) if len(found) == 1 else None
+        return value if value is not None and value.writes else None
 
     def recorded(self, operation: Operation, result: Any, writes: list[Tensor]) -> None:
         """For those who look on: what was called, what came, and what it wrote in place."""

@@ -9,7 +9,7 @@ recipe keeps its inputs for exactly as long as something may still be rebuilt fr
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -73,14 +73,37 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A tensor as an operation saw it: a view of a value at one of its versions."""
+    """A tensor as an operation saw it: a view of a value at one of its versions.
 
-    value: Value
+    Attributes:
+        owner: the value; a weak reference to it in an operation that writes it in place,
+            which the value itself has among its `writes`.
+        version: of the value.
+        size, stride, offset, dtype: of the tensor on the value's storage.
+    """
+
+    owner: Value | weakref.ref[Value]
     version: int
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+
+    @property
+    def value(self) -> Value:
+        """The value that it is a view of.
+
+        Raises:
+            ReferenceError: it is gone, and with it all that could ask for it.
+        """
+        owner = self.owner if isinstance(self.owner, Value) else self.owner()
+        if owner is None:
+            raise ReferenceError("the value of an operation in place is gone")
+        return owner
+
+    def weak(self) -> Reference:
+        """The same without keeping the value."""
+        return replace(self, owner=weakref.ref(self.value))
 
     @classmethod
     def of(cls, tensor: Tensor, value: Value) -> Reference:
@@ -155,3 +178,8 @@ class Operation:
     def inputs(self) -> list[Reference]:
         """The tensors among the arguments."""
         return [leaf for leaf in self.leaves if isinstance(leaf, Reference)]
+
+    def sources(self) -> list[tuple[tuple[int, int], int]]:
+        """Places and versions of those that were made in the forward pass, each once."""
+        found = ((each.value.place, each.version) for each in self.inputs())
+        return list(dict.fromkeys((place, at) for place, at in found if place is not None))

@@ -91,6 +91,13 @@ class Storages:
         storage = tensor.untyped_storage()
         self._insert(storage, storage._cdata, nbytes, span, category)
 
+    def add_without_memory(self, tensor: torch.Tensor) -> None:
+        """Note a fresh storage that takes none of the GPU's memory, whatever its size."""
+        storage = tensor.untyped_storage()
+        self._insert(storage, storage._cdata, 0)
+        self._live[storage._cdata].bytes = storage.nbytes()
+        self.live_bytes += storage.nbytes()
+
     @contextmanager
     def handed_over(self, tensor: torch.Tensor) -> Iterator[None]:
         """The next fresh storage of the same size takes over the memory of `tensor`.
