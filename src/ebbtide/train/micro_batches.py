@@ -1,0 +1,255 @@
+"""Run a step in micro-batches whose gradients add up to those of the whole batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ebbtide.train.splitting import CannotSplitError, batch_size, part_sizes, split_batch
+from ebbtide.train.splitting_hollow import Hollow, hollow_loss
+from ebbtide.train.splitting_terms import Term, node_at, terms
+
+Objective = Callable[[Any], Tensor]
+_CLOSE = 1e-6  # of counts in float32 that are compared
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One micro-batch and what it counts.
+
+    Attributes:
+        batch: the samples.
+        share: its share of the samples.
+        weight: of its loss in the loss of the batch, where one number says it; None else.
+        terms: the terms of its loss with the weight of each, where `weight` is None.
+    """
+
+    batch: Any
+    share: float
+    weight: float | None
+    terms: tuple[tuple[Term, float], ...] = ()
+
+
+def plan_parts(
+    objective: Objective,
+    parameters: Iterable[Tensor],
+    batch: Any,
+    parts: int,
+    *,
+    dim: int = 0,
+    allow_random: bool = False,
+) -> list[Part]:
+    """Split `batch` and find what each part's loss counts, without computing anything.
+
+    Args:
+        objective: the loss of one batch, with the model bound.
+        parameters: all parameters of the model, frozen ones too.
+        batch: any nesting of tensors.
+        parts: how many micro-batches.
+        dim: the batch dimension.
+        allow_random: split although dropout will draw other bits.
+
+    Raises:
+        CannotSplitError: with the reason; nothing has been changed.
+    """
+    size = batch_size(batch, dim)
+    if parts == 1:
+        return [Part(batch=batch, share=1.0, weight=1.0)]
+    sizes = part_sizes(size, parts)
+    parameters = list(parameters)
+    whole, seen = hollow_loss(objective, parameters, batch)
+    refuse(seen, allow_random, parts)
+    batches = split_batch(batch, parts, dim, size)
+    found = [
+        terms(whole, hollow_loss(objective, parameters, each)[0]) for each in batches
+    ]
+    _check(found, parts)
+    return [
+        _part(each, count / size, of_part)
+        for each, count, of_part in zip(batches, sizes, found, strict=True)
+    ]
+
+
+def run_parts(
+    objective: Objective,
+    parts: Sequence[Part],
+    *,
+    backward: Callable[[Tensor], None] = torch.Tensor.backward,
+    hold: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Tensor:
+    """Run forward and backward of each part; gradients add up to those of the whole batch.
+
+    Args:
+        objective: the loss of one batch.
+        parts: from `plan_parts`.
+        backward: takes the weighted loss of a part; for GradScaler
+            ``lambda loss: scaler.scale(loss).backward()``.
+        hold: a context for all but the last part, as `OptimizerInBackward.hold`.
+
+    Returns:
+        The loss of the whole batch, without a graph.
+    """
+    total: Tensor | None = None
+    for number, part in enumerate(parts):
+        with hold() if number + 1 < len(parts) else nullcontext():
+            value = _run(objective, part, backward)
+        total = value if total is None else total + value
+    if total is None:
+        raise CannotSplitError("There are no parts to run. Give at least one.")
+    return total
+
+
+def refuse(seen: Hollow, allow_random: bool, parts: int) -> None:
+    """Refuse what a split would change, from what one pass was seen to do."""
+    if seen.norms:
+        raise CannotSplitError(
+            f"{len(seen.norms)} batch norm(s) in training normalise over the whole batch (first: "
+            f"input {seen.norms[0]}); in {parts} parts they would see other means. Use "
+            ".eval() or group norm, or leave micro-batching out of the plan."
+        )
+    if seen.writes:
+        raise CannotSplitError(
+            f"A forward pass writes {len(seen.writes)} time(s) to tensors that stay (first: shape "
+            f"{seen.writes[0]}); {parts} parts would write {parts} times as often. Leave "
+            "micro-batching out of the plan."
+        )
+    if seen.random and not allow_random:
+        drawn = ", ".join(f"{name} {count} x" for name, count in seen.random.items())
+        raise CannotSplitError(
+            f"The forward pass draws random numbers ({drawn}); {parts} parts would draw others. "
+            "Allow it, set dropout to 0, or leave micro-batching out of the plan."
+        )
+
+
+def _check(found: list[list[Term]], parts: int) -> None:
+    """The terms of the parts have to make up those of the batch."""
+    for term, *others in zip(*found, strict=True):
+        every = [term, *others]
+        if not term.over_batch:
+            continue
+        whole, summed = term.elements[0], sum(each.elements[1] for each in every)
+        if whole != summed:
+            raise CannotSplitError(
+                f"The loss mixes samples: {term.kind} reduces {whole} elements for the batch and "
+                f"{summed} for its {parts} parts together. Leave micro-batching out of the plan."
+            )
+        if any(math.isnan(each.weight()) for each in every):
+            raise CannotSplitError(
+                f"What {term.kind} is divided by depends on the parameters or is not one number, "
+                f"so what each of {parts} parts counts cannot be found. Leave micro-batching out "
+                "of the plan."
+            )
+
+
+def _part(batch: Any, share: float, found: list[Term]) -> Part:
+    over_batch = [term for term in found if term.over_batch]
+    fixed = [term for term in found if not term.over_batch]
+    if not over_batch:
+        raise CannotSplitError(
+            "The loss does not depend on the batch: no part of it gets smaller with fewer "
+            "samples. Leave micro-batching out of the plan."
+        )
+    weights = [term.weight() for term in over_batch]
+    # What is there once has to be counted once, which shares of samples do.
+    alike = all(math.isclose(w, weights[0], rel_tol=_CLOSE) for w in weights)
+    once = all(math.isclose(t.weight(), 1, rel_tol=_CLOSE) for t in fixed)
+    if alike and ((not fixed and not _coupled(found)) or (once and _close(weights[0], share))):
+        return Part(batch=batch, share=share, weight=weights[0])
+    if _coupled(found):
+        kinds = ", ".join(sorted({term.kind for term in found}))
+        raise CannotSplitError(
+            "A factor of the loss depends on the parameters, and the terms of the loss count "
+            f"differently in the parts ({kinds}: {[round(w, 4) for w in weights]} of 1 in one "
+            "part). Leave micro-batching out of the plan."
+        )
+    weighted = [(term, term.weight()) for term in over_batch]
+    weighted += [(term, term.weight() * share) for term in fixed]
+    for term in found:
+        if not term.scalar or term.kind.endswith("AccumulateGrad"):
+            raise CannotSplitError(
+                f"The terms of the loss count differently in the parts, and {term.kind} is not a "
+                "reduction to one number that can be weighted by itself. Reduce it with sum()."
+            )
+    return Part(batch=batch, share=share, weight=None, terms=tuple(weighted))
+
+
+def _coupled(found: list[Term]) -> bool:
+    return any(term.coupled for term in found)
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=_CLOSE)
+
+
+def _run(objective: Objective, part: Part, backward: Callable[[Tensor], None]) -> Tensor:
+    if part.weight is not None:
+        loss = objective(part.batch)
+        if part.weight == 1:
+            backward(loss)
+            return loss.detach()
+        if part.weight == 0:
+            return torch.zeros_like(loss.detach())
+        weighted = loss * part.weight
+        backward(weighted)
+        return weighted.detach()
+    with _Numbers() as numbers:
+        loss = objective(part.batch)
+    value = weigh(loss, part, numbers.found)
+    backward(loss)
+    return value
+
+
+def weigh(loss: Tensor, part: Part, numbers: list[Tensor]) -> Tensor:
+    """Weight the terms of `loss` in its backward pass, and in what is returned.
+
+    Args:
+        loss: of `part`.
+        part: has terms.
+        numbers: what of the forward pass is one number.
+    """
+    made = {number.grad_fn: number.detach() for number in numbers if number.grad_fn is not None}
+    total = torch.zeros_like(loss.detach())
+    rest = loss.detach().clone()
+    for term, weight in part.terms:
+        node = node_at(loss, term.path)
+        node.register_prehook(_weighting(weight))
+        value = made[node].reshape(loss.shape) * term.outside[1]
+        rest = rest - value
+        if weight:
+            total = total + value * weight
+    # What no gradient goes through: constants.
+    return total + rest.nan_to_num() * part.share
+
+
+def _weighting(weight: float) -> Callable[[Any], Any]:
+    def hook(gradients: Any) -> Any:
+        return tuple(
+            g if g is None else (torch.zeros_like(g) if weight == 0 else g * weight)
+            for g in gradients
+        )
+
+    return hook
+
+
+class _Numbers(TorchDispatchMode):
+    """Keeps what operations return that is one number: the values of the terms of a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Tensor] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        first = result[0] if isinstance(result, tuple) and result else result
+        if isinstance(first, Tensor) and first.numel() == 1:
+            self.found.append(first)
+        return result
