@@ -21,6 +21,21 @@ _CLOSE = 1e-6  # of counts in float32 that are compared
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Weighted:
+    """One term of a part's loss.
+
+    Attributes:
+        path: which input to follow from the loss on, to get to its node.
+        weight: by which it counts in the batch.
+        factor: of the node's output in the loss.
+    """
+
+    path: tuple[int, ...]
+    weight: float
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """One micro-batch and what it counts.
 
@@ -28,13 +43,15 @@ class Part:
         batch: the samples.
         share: its share of the samples.
         weight: of its loss in the loss of the batch, where one number says it; None else.
-        terms: the terms of its loss with the weight of each, where `weight` is None.
+        terms: those of its loss, where `weight` is None.
+        by_value: all this may be other in a batch of the same shapes.
     """
 
     batch: Any
     share: float
     weight: float | None
-    terms: tuple[tuple[Term, float], ...] = ()
+    terms: tuple[Weighted, ...] = ()
+    by_value: bool = True
 
 
 def plan_parts(
@@ -67,13 +84,10 @@ def plan_parts(
     whole, seen = hollow_loss(objective, parameters, batch)
     refuse(seen, allow_random, parts)
     batches = split_batch(batch, parts, dim, size)
-    found = [
-        terms(whole, hollow_loss(objective, parameters, each)[0]) for each in batches
-    ]
+    found = terms([whole, *(hollow_loss(objective, parameters, each)[0] for each in batches)])
     _check(found, parts)
     return [
-        _part(each, count / size, of_part)
-        for each, count, of_part in zip(batches, sizes, found, strict=True)
+        _part(number, batches[number], count / size, found) for number, count in enumerate(sizes)
     ]
 
 
@@ -128,60 +142,55 @@ def refuse(seen: Hollow, allow_random: bool, parts: int) -> None:
         )
 
 
-def _check(found: list[list[Term]], parts: int) -> None:
+def _check(found: list[Term], parts: int) -> None:
     """The terms of the parts have to make up those of the batch."""
-    for term, *others in zip(*found, strict=True):
-        every = [term, *others]
-        if not term.over_batch:
-            continue
-        whole, summed = term.elements[0], sum(each.elements[1] for each in every)
-        if whole != summed:
-            raise CannotSplitError(
-                f"The loss mixes samples: {term.kind} reduces {whole} elements for the batch and "
-                f"{summed} for its {parts} parts together. Leave micro-batching out of the plan."
-            )
-        if any(math.isnan(each.weight()) for each in every):
-            raise CannotSplitError(
-                f"What {term.kind} is divided by depends on the parameters or is not one number, "
-                f"so what each of {parts} parts counts cannot be found. Leave micro-batching out "
-                "of the plan."
-            )
-
-
-def _part(batch: Any, share: float, found: list[Term]) -> Part:
-    over_batch = [term for term in found if term.over_batch]
-    fixed = [term for term in found if not term.over_batch]
-    if not over_batch:
+    if not any(term.over_batch for term in found):
         raise CannotSplitError(
-            "The loss does not depend on the batch: no part of it gets smaller with fewer "
-            "samples. Leave micro-batching out of the plan."
+            "The loss does not depend on the batch: nothing that it reduces gets smaller with "
+            "fewer samples. Leave micro-batching out of the plan."
         )
-    weights = [term.weight() for term in over_batch]
+    for term in found:
+        whole, summed = term.elements[0], sum(term.elements[1:])
+        if term.over_batch and whole != summed:
+            raise CannotSplitError(
+                f"The loss mixes samples: {term.kind} reduces {whole:.0f} elements for the batch "
+                f"and {summed:.0f} for its {parts} parts together. Leave micro-batching out of "
+                "the plan."
+            )
+        if any(map(math.isnan, term.weights())):
+            raise CannotSplitError(
+                f"What the sum over samples of {term.kind} is multiplied or divided by depends on "
+                "the parameters and the batch, or is not one number, so what each of "
+                f"{parts} parts counts cannot be found. Leave micro-batching out of the plan."
+            )
+
+
+def _part(number: int, batch: Any, share: float, found: list[Term]) -> Part:
+    weights = [term.weights()[number] for term in found if term.over_batch]
+    fixed = [term.weights()[number] for term in found if not term.over_batch]
+    coupled = any(term.coupled for term in found)
+    alike = all(_close(w, weights[0]) for w in weights)
     # What is there once has to be counted once, which shares of samples do.
-    alike = all(math.isclose(w, weights[0], rel_tol=_CLOSE) for w in weights)
-    once = all(math.isclose(t.weight(), 1, rel_tol=_CLOSE) for t in fixed)
-    if alike and ((not fixed and not _coupled(found)) or (once and _close(weights[0], share))):
-        return Part(batch=batch, share=share, weight=weights[0])
-    if _coupled(found):
-        kinds = ", ".join(sorted({term.kind for term in found}))
+    once = _close(weights[0], share) and all(_close(w, 1) for w in fixed)
+    if alike and (once or not (fixed or coupled)):
+        by_value = any(term.by_value for term in found)
+        return Part(batch=batch, share=share, weight=weights[0], by_value=by_value)
+    if coupled:
         raise CannotSplitError(
             "A factor of the loss depends on the parameters, and the terms of the loss count "
-            f"differently in the parts ({kinds}: {[round(w, 4) for w in weights]} of 1 in one "
-            "part). Leave micro-batching out of the plan."
+            f"differently in the parts: {[round(w, 4) for w in weights]} for {share:.4f} of the "
+            "samples. Leave micro-batching out of the plan."
         )
-    weighted = [(term, term.weight()) for term in over_batch]
-    weighted += [(term, term.weight() * share) for term in fixed]
+    weighted = []
     for term in found:
         if not term.scalar or term.kind.endswith("AccumulateGrad"):
             raise CannotSplitError(
                 f"The terms of the loss count differently in the parts, and {term.kind} is not a "
                 "reduction to one number that can be weighted by itself. Reduce it with sum()."
             )
+        weight = term.weights()[number] * (1 if term.over_batch else share)
+        weighted.append(Weighted(path=term.path, weight=weight, factor=term.outside[1 + number]))
     return Part(batch=batch, share=share, weight=None, terms=tuple(weighted))
-
-
-def _coupled(found: list[Term]) -> bool:
-    return any(term.coupled for term in found)
 
 
 def _close(a: float, b: float) -> bool:
@@ -217,13 +226,13 @@ def weigh(loss: Tensor, part: Part, numbers: list[Tensor]) -> Tensor:
     made = {number.grad_fn: number.detach() for number in numbers if number.grad_fn is not None}
     total = torch.zeros_like(loss.detach())
     rest = loss.detach().clone()
-    for term, weight in part.terms:
+    for term in part.terms:
         node = node_at(loss, term.path)
-        node.register_prehook(_weighting(weight))
-        value = made[node].reshape(loss.shape) * term.outside[1]
+        node.register_prehook(_weighting(term.weight))
+        value = made[node].reshape(loss.shape) * term.factor
         rest = rest - value
-        if weight:
-            total = total + value * weight
+        if term.weight:
+            total = total + value * term.weight
     # What no gradient goes through: constants.
     return total + rest.nan_to_num() * part.share
 
@@ -242,7 +251,7 @@ class _Numbers(TorchDispatchMode):
     """Keeps what operations return that is one number: the values of the terms of a loss."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[Tensor] = []
 
     def __torch_dispatch__(

@@ -50,8 +50,8 @@ def use_implementation(optimizer: Optimizer, implementation: Implementation) -> 
         OptimizerError: the optimizer has no such implementation, or not for its parameters.
     """
     _check(optimizer, implementation)
-    before = [
-        ({name: group[name] for name in ("foreach", "fused") if name in group})
+    before: list[dict[str, Any]] = [
+        {name: group[name] for name in ("foreach", "fused") if name in group}
         for group in optimizer.param_groups
     ]
     scaled = optimizer.__dict__.get("_step_supports_amp_scaling")
@@ -115,7 +115,7 @@ def _cost(optimizer: Optimizer, implementation: Implementation, gpu: str) -> Imp
 
 
 def _on_gpu(parameters: list[Tensor]) -> list[Tensor]:
-    made = []
+    made: list[Tensor] = []
     for p in parameters:
         like = torch.nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="cuda"))
         if p.requires_grad:
@@ -124,7 +124,7 @@ def _on_gpu(parameters: list[Tensor]) -> list[Tensor]:
     return made
 
 
-def _flags(group: dict[str, Any], implementation: Implementation) -> dict[str, bool]:
+def _flags(group: dict[str, Any], implementation: Implementation) -> dict[str, Any]:
     wanted = {"foreach": implementation == "foreach", "fused": implementation == "fused"}
     return {name: value for name, value in wanted.items() if name in group}
 

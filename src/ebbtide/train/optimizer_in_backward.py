@@ -20,7 +20,7 @@ from ebbtide.train.optimizer_hooks import AroundStep
 from ebbtide.train.optimizer_spent import SpentGradient
 from ebbtide.train.optimizer_twin import OptimizerError, check_separable, step_parameters
 
-_engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+_engine = torch.autograd.Variable._execution_engine
 _active: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
@@ -35,6 +35,10 @@ class OptimizerInBackward:
         passes: backward passes whose gradients add up to one step; the last one steps.
         scaler: the GradScaler of the loop, if it has one; refused where it is enabled.
         step: updates the given parameters; as `optimizer` would by default.
+
+    Attributes:
+        ready: called with each parameter whose gradient is complete, before it is stepped;
+            where it answers False the gradient is dropped and nothing stepped.
 
     Raises:
         OptimizerError: on entry, where it would not be exact, with the reason.
@@ -52,6 +56,7 @@ class OptimizerInBackward:
             raise OptimizerError(f"passes is {passes}; at least 1 backward pass makes a step.")
         self.optimizer, self.passes, self.scaler = optimizer, passes, scaler
         self._step = step or (lambda parameters: step_parameters(optimizer, parameters))
+        self.ready: Callable[[Tensor], bool] = lambda parameter: True
         self._handles: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
         self._around: AroundStep | None = None
         self._spent: list[Tensor] = []
@@ -76,7 +81,7 @@ class OptimizerInBackward:
                 "out of the plan, or remove the hooks."
             )
         _active.add(self.optimizer)
-        self._passes, self._counted = 0, False
+        self.begin()
         self._attach()
         return self
 
@@ -108,6 +113,15 @@ class OptimizerInBackward:
         finally:
             self._holding -= 1
 
+    def begin(self) -> None:
+        """Count backward passes from here on."""
+        self._passes, self._counted = 0, False
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Those of the optimizer, in its order."""
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+
     def _check(self) -> None:
         if self.scaler is not None and self.scaler.is_enabled():
             raise OptimizerError(
@@ -124,13 +138,9 @@ class OptimizerInBackward:
                 "process's own. Leave optimizer_in_backward out of the plan."
             )
 
-    def _parameters(self) -> Iterator[Tensor]:
-        for group in self.optimizer.param_groups:
-            yield from group["params"]
-
     def _attach(self) -> None:
         """Hook what is trained and is not hooked; groups may be added, layers unfrozen."""
-        for p in self._parameters():
+        for p in self.parameters():
             if p.requires_grad and id(p) not in self._handles:
                 handle = p.register_post_accumulate_grad_hook(self._accumulated)
                 self._handles[id(p)] = (weakref.ref(p), handle)
@@ -141,8 +151,11 @@ class OptimizerInBackward:
             _engine.queue_callback(self._pass_over)
         if self._holding or self._passes + 1 < self.passes:
             return
-        self._step([parameter])
-        parameter.grad = SpentGradient(parameter)
+        if self.ready(parameter):
+            self._step([parameter])
+            parameter.grad = SpentGradient(parameter)
+        else:
+            parameter.grad = None
 
     def _pass_over(self) -> None:
         self._counted = False
@@ -150,7 +163,7 @@ class OptimizerInBackward:
             self._passes += 1
 
     def _take_spent(self) -> list[Tensor]:
-        taken = [p for p in self._parameters() if isinstance(p.grad, SpentGradient)]
+        taken = [p for p in self.parameters() if isinstance(p.grad, SpentGradient)]
         for p in taken:
             p.grad = None
         return taken
@@ -163,14 +176,14 @@ class OptimizerInBackward:
             if p.grad is None:
                 p.grad = SpentGradient(p)
         self._spent = []
-        self._passes, self._counted = 0, False
+        self.begin()
         self._order_state()
         self._attach()
 
     def _order_state(self) -> None:
         """State in the order of the groups, as a plain step makes it."""
         state = self.optimizer.state
-        wanted = [p for p in self._parameters() if p in state]
+        wanted = [p for p in self.parameters() if p in state]
         known = {id(p) for p in wanted}
         if [id(p) for p in wanted] != [id(key) for key in state if id(key) in known]:
             for p in wanted:

@@ -42,7 +42,7 @@ class SpentGradient(Tensor):
     @staticmethod
     def __new__(cls, parameter: Tensor) -> SpentGradient:
         """A tensor without memory."""
-        made: SpentGradient = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: SpentGradient = Tensor._make_wrapper_subclass(
             cls,
             parameter.shape,
             strides=parameter.stride(),
@@ -55,7 +55,7 @@ class SpentGradient(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Zeroing is done, everything else refused."""
@@ -72,7 +72,7 @@ class SpentGradient(Tensor):
             "backward passes say how many (passes=), and call zero_grad before the next step."
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"SpentGradient(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, UserDict
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -69,7 +70,7 @@ def split_batch(batch: Any, parts: int, dim: int = 0, size: int | None = None) -
     starts = [0]
     for count in part_sizes(size, parts):
         starts.append(starts[-1] + count)
-    return [take(batch, a, b, dim, size) for a, b in zip(starts, starts[1:], strict=False)]
+    return [take(batch, a, b, dim, size) for a, b in pairwise(starts)]
 
 
 def take(batch: Any, start: int, stop: int, dim: int = 0, size: int | None = None) -> Any:
@@ -88,11 +89,14 @@ def take(batch: Any, start: int, stop: int, dim: int = 0, size: int | None = Non
     return pytree.tree_map(part, batch)
 
 
+def _is_packed(node: Any) -> bool:
+    return isinstance(node, PackedSequence)
+
+
 def _leaves(batch: Any) -> list[Any]:
     found = []
-    packed = lambda node: isinstance(node, PackedSequence)  # noqa: E731
-    for leaf in pytree.tree_leaves(batch, is_leaf=packed):
-        if packed(leaf):
+    for leaf in pytree.tree_leaves(batch, is_leaf=_is_packed):
+        if _is_packed(leaf):
             raise CannotSplitError(
                 "The batch holds a PackedSequence, whose samples lie interleaved in one tensor. "
                 "Pack inside the objective, or leave micro-batching out of the plan."

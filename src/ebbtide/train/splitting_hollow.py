@@ -32,6 +32,7 @@ from ebbtide.train.splitting import CannotSplitError
 
 _aten = torch.ops.aten
 _NLL = {_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default}
+_BY_MASK = {_aten.index.Tensor, _aten.index_put_.default, _aten.masked_select.default}
 _LARGE = 1 << 20
 """Bytes from which on a result that no parameter goes into is left without values, too,
 where it is also larger than the batch: attention masks, not counts of tokens."""
@@ -52,7 +53,7 @@ class Hollow(TorchDispatchMode):
     """
 
     def __init__(self, parameters: Iterable[Tensor], batch_bytes: int, own: set[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.random: Counter[str] = Counter()
         self.norms: list[tuple[int, ...]] = []
         self.writes: list[tuple[int, ...]] = []
@@ -76,6 +77,8 @@ class Hollow(TorchDispatchMode):
         if not fakes and (_is_view(func) or not any(map(self._is_hollow, tensors))):
             if writes or not self._too_large(func, leaves, spec):
                 return self._real(func, args, kwargs, writes)
+        if func in _BY_MASK:
+            func, leaves, spec = self._by_places(func, args)
         result = self._faked(func, leaves, spec)
         for t in writes:
             if not isinstance(t, FakeTensor):
@@ -128,6 +131,21 @@ class Hollow(TorchDispatchMode):
         with self._fake:
             return func(*args, **kwargs)
 
+    def _by_places(self, func: Any, args: Any) -> tuple[Any, list[Any], Any]:
+        """A mask whose values are known chooses a known number of elements."""
+        if func is _aten.masked_select.default:
+            shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+            args = (args[0].expand(shape), [args[1].expand(shape)])
+        places: list[Any] = []
+        for index in args[1]:
+            known = isinstance(index, Tensor) and not self._is_hollow(index)
+            if known and index.dtype in (torch.bool, torch.uint8):
+                places += index.nonzero(as_tuple=True)
+            else:
+                places.append(index)
+        func = _aten.index.Tensor if func is _aten.masked_select.default else func
+        return func, *pytree.tree_flatten(((args[0], places, *args[2:]), {}))
+
     def _too_large(self, func: Any, leaves: list[Any], spec: Any) -> bool:
         if _is_view(func):
             return False
@@ -155,8 +173,10 @@ class Hollow(TorchDispatchMode):
             return unknown
         counted = target != ignored
         if weight is None:
-            return counted.sum().to(unknown.dtype)
-        return (weight[target.clamp(min=0)] * counted).sum()
+            total: Tensor = counted.sum().to(unknown.dtype)
+        else:
+            total = (weight[target.clamp(min=0)] * counted).sum()
+        return total
 
 
 def hollow_loss(
@@ -171,8 +191,12 @@ def hollow_loss(
     own = {t.untyped_storage()._cdata for t in tensors}
     mode = Hollow(parameters, sum(t.nbytes for t in tensors), own)
     try:
-        with _generators_kept(), _no_other_hooks(), torch.enable_grad(), mode:
+        with generators_kept(), _no_other_hooks(), torch.enable_grad(), mode:
+            python, numpy = random.getstate(), np.random.get_state()[1:3]
             loss = objective(batch)
+            mode.random["random"] += random.getstate() != python
+            mode.random["numpy.random"] += not _alike(np.random.get_state()[1:3], numpy)
+            mode.random = +mode.random
     except (
         UnsupportedFakeTensorException,
         GuardOnDataDependentSymNode,
@@ -194,14 +218,17 @@ def _no_other_hooks() -> Iterator[None]:
     """Hooks and modes that are active are not for this pass."""
     with ExitStack() as stack:
         stack.enter_context(_disable_current_modes())
-        stack.enter_context(
-            torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)  # type: ignore[no-untyped-call]
-        )
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
         yield
 
 
+def _alike(a: Any, b: Any) -> bool:
+    return np.array_equal(a[0], b[0]) and a[1] == b[1]
+
+
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
+    """Put torch's, Python's and numpy's generators back at the end."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices):
