@@ -59,6 +59,7 @@ class OptimizerInBackward:
         self.ready: Callable[[Tensor], bool] = lambda parameter: True
         self._handles: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
         self._around: AroundStep | None = None
+        self._ordered: set[int] = set()  # parameters whose state is in its place
         self._spent: list[Tensor] = []
         self._depth = 0
         self._holding = 0
@@ -81,6 +82,7 @@ class OptimizerInBackward:
                 "out of the plan, or remove the hooks."
             )
         _active.add(self.optimizer)
+        self._ordered = {id(key) for key in self.optimizer.state}
         self.begin()
         self._attach()
         return self
@@ -181,10 +183,9 @@ class OptimizerInBackward:
         self._attach()
 
     def _order_state(self) -> None:
-        """State in the order of the groups, as a plain step makes it."""
+        """New state in the order of the groups, as a plain step makes it."""
         state = self.optimizer.state
-        wanted = [p for p in self.parameters() if p in state]
-        known = {id(p) for p in wanted}
-        if [id(p) for p in wanted] != [id(key) for key in state if id(key) in known]:
-            for p in wanted:
+        for p in self.parameters():
+            if p in state and id(p) not in self._ordered:
+                self._ordered.add(id(p))
                 state[p] = state.pop(p)
