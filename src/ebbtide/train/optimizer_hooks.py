@@ -39,10 +39,11 @@ class AroundStep:
 
     def others(self) -> int:
         """How many step pre-hooks others have registered."""
-        return len(self.optimizer._optimizer_step_pre_hooks) - 1
+        return sum(map(_is_foreign, self.optimizer._optimizer_step_pre_hooks.values()))
 
     def _ready(self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
-        if next(reversed(optimizer._optimizer_step_pre_hooks)) != self._pre.id:
+        hooks = optimizer._optimizer_step_pre_hooks
+        if any(_is_foreign(hook) for number, hook in hooks.items() if number > self._pre.id):
             raise OptimizerError(
                 "A step pre-hook was registered on the optimizer after the plan was applied; it "
                 "would run after the update. Register it before applying the plan."
@@ -62,3 +63,7 @@ class AroundStep:
 
     def _over(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.after()
+
+
+def _is_foreign(hook: Any) -> bool:
+    return not isinstance(getattr(hook, "__self__", None), AroundStep)

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ebbtide.train.optimizer_hooks import AroundStep
+from ebbtide.train.optimizer_spent import SpentGradient
 from ebbtide.train.optimizer_twin import OptimizerError, check_separable, step_parameters
 
 _active: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -161,6 +162,7 @@ class HostState:
             return leaf
         same = (
             isinstance(place, Tensor)
+            and place is not leaf
             and place.device.type == "cpu"
             and (place.shape, place.dtype) == (leaf.shape, leaf.dtype)
         )
@@ -168,7 +170,11 @@ class HostState:
 
     def _before(self) -> None:
         """Step all that has a gradient, and hide the gradients from the step that follows."""
-        ready = [p for p in self._parameters() if p.grad is not None]
+        ready = [
+            p
+            for p in self._parameters()
+            if p.grad is not None and not isinstance(p.grad, SpentGradient)
+        ]
         for chunk in self._chunks(ready):
             self.step(chunk)
         self._hidden = [(p, p.grad) for p in ready if p.grad is not None]
