@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ebbtide.train.micro_batches import plan_parts, run_parts
+from ebbtide import VirtualGpu
+from ebbtide.train.micro_batches import plan_parts, run_parts, share_parts
 from ebbtide.train.splitting import CannotSplitError
 
 _DRAW = torch.Generator().manual_seed(5)
@@ -406,3 +407,29 @@ def test_any_labels_in_any_number_of_parts(ignored: list[bool], parts: int, name
     found = _split(SAME[name], split, batch, parts)
     assert torch.allclose(found, expected)
     assert torch.allclose(_gradient(split), _gradient(whole), atol=1e-10)
+
+
+def test_shares_are_those_of_samples() -> None:
+    parts = share_parts(BATCH, 3)
+    assert [part.weight for part in parts] == [part.share for part in parts]
+    assert [part.share for part in parts] == pytest.approx([4 / 11, 4 / 11, 3 / 11])
+    assert [part.batch["x"].shape[0] for part in parts] == [4, 4, 3]
+    assert share_parts(BATCH, 1)[0].weight == 1
+
+
+def test_on_a_virtual_gpu_the_peak_falls() -> None:
+    """Labels have no values there, so parts count their share."""
+    peaks = []
+    for parts in (1, 4):
+        with VirtualGpu("a100-80gb"):
+            model = nn.Sequential(nn.Linear(64, 4096), nn.Tanh(), nn.Linear(4096, 10)).cuda()
+            batch = (
+                torch.ones(4096, 64, device="cuda"),
+                torch.zeros(4096, dtype=torch.long, device="cuda"),
+            )
+            objective = lambda b: F.cross_entropy(model(b[0]), b[1])  # noqa: B023, E731
+            planned = plan_parts(objective, model.parameters(), batch, parts)
+            assert planned[0].weight == 1 / parts
+            run_parts(objective, planned)
+            peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] < 0.5 * peaks[0]

@@ -12,8 +12,11 @@ from torch.nn import functional as F
 
 from ebbtide.train.micro_batches_step import MicroBatches
 from ebbtide.train.optimizer_in_backward import OptimizerInBackward
+from ebbtide.train.optimizer_state import HostState
+from ebbtide.train.saved import SavedTensors
 from ebbtide.train.splitting import CannotSplitError
 from ebbtide.train.splitting_hollow import hollow_loss
+from ebbtide.train.tape import Tape
 
 _DRAW = torch.Generator().manual_seed(2)
 
@@ -183,4 +186,58 @@ def test_with_the_optimizer_in_backward(
                 optimizer.step()
                 optimizer.zero_grad()
     for a, b in zip(whole.parameters(), split.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("make", [_ce, _mse])
+def test_with_saved_tensors_dropped(
+    make: Callable[[nn.Module], Callable[[Any], Tensor]],
+) -> None:
+    """Under the hooks of a plan, which see no pass but the parts' own."""
+    plain, dropped = _model(), _model()
+    reference = MicroBatches(make(plain), plain.parameters(), 3)
+    step = MicroBatches(make(dropped), dropped.parameters(), 3)
+    for seed in range(2):
+        expected = reference(_batch(8, seed))
+        with SavedTensors(Tape(None, lambda place: True)):
+            found = step(_batch(8, seed))
+        assert torch.equal(found, expected)
+    for a, b in zip(plain.parameters(), dropped.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_with_saved_tensors_dropped_and_terms_weighted_apart() -> None:
+    plain, dropped = _model(), _model()
+
+    def objective(model: nn.Module) -> Callable[[Any], Tensor]:
+        return lambda b: _ce(model)(b) + 0.1 * _mse(model)(b)
+
+    expected = MicroBatches(objective(plain), plain.parameters(), 3)(_batch(8, 0))
+    with SavedTensors(Tape(None, lambda place: True)):
+        found = MicroBatches(objective(dropped), dropped.parameters(), 3)(_batch(8, 0))
+    assert torch.equal(found, expected)
+    for a, b in zip(plain.parameters(), dropped.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_with_dropping_and_the_step_in_backward() -> None:
+    """All of it together, against a plain step in micro-batches."""
+    plain, ours = _model(), _model()
+    reference = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(ours.parameters(), lr=0.01)
+    by_hand = MicroBatches(_ce(plain), plain.parameters(), 3)
+    with HostState(optimizer) as host, OptimizerInBackward(optimizer, step=host.step) as stepping:
+        step = MicroBatches(_ce(ours), ours.parameters(), 3, hold=stepping.hold)
+        for seed in range(3):
+            by_hand(_batch(8, seed))
+            with SavedTensors(Tape(None, lambda place: place[0] % 2 == 0)):
+                step(_batch(8, seed))
+            for each in (reference, optimizer):
+                each.step()
+                each.zero_grad()
+    for a, b in zip(plain.parameters(), ours.parameters(), strict=True):
         assert torch.equal(a, b)

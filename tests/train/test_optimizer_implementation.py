@@ -194,7 +194,7 @@ def test_costs_of_adamw() -> None:
         assert cost.state_bytes == pytest.approx(2 * 8 * 4 * MIB, abs=16384)
         assert cost.step_s > 0
         assert cost.reason == ""
-    assert costs["fused"].step_s < costs["foreach"].step_s < costs["plain"].step_s
+    assert costs["fused"].step_s < 0.5 * min(costs["foreach"].step_s, costs["plain"].step_s)
     assert not optimizer.state
     assert all(p.grad is None and p.device.type == "cpu" for p in model.parameters())
     assert optimizer.param_groups[0]["fused"] is None

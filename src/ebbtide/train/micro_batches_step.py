@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from ebbtide.train.micro_batches import Objective, Part, plan_parts, run_parts
@@ -47,7 +48,9 @@ class MicroBatches:
         hold: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.objective, self.parameters, self.parts = objective, list(parameters), parts
-        self.dim, self.allow_random, self.verify = dim, allow_random, verify
+        self.dim, self.allow_random = dim, allow_random
+        virtual = any(isinstance(p, FakeTensor) for p in self.parameters)
+        self.verify = verify and parts > 1 and not virtual
         self.backward, self.hold = backward, hold
         self._known: dict[Any, list[Part]] = {}
 

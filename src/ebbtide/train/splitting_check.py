@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebbtide.train.micro_batches import Objective, plan_parts, run_parts
 from ebbtide.train.splitting import CannotSplitError, batch_size, part_sizes, take
-from ebbtide.train.splitting_hollow import generators_kept
+from ebbtide.train.splitting_hollow import generators_kept, unobserved
 
 _aten = torch.ops.aten
 _EXACT = 1e-6
@@ -85,7 +85,8 @@ def verify_split(
         )
     samples = min(size, max(2, min(4, part_sizes(size, parts)[0])))
     trained = [p for p in parameters if p.requires_grad]
-    with generators_kept(), _NoDropout() if allow_random else nullcontext():
+    without = _NoDropout() if allow_random else nullcontext()
+    with generators_kept(), unobserved(), without:
         for window in range(_WINDOWS):
             start = window * (size - samples) // max(1, _WINDOWS - 1)
             some = pytree.tree_map_only(

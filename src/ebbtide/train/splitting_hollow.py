@@ -191,11 +191,11 @@ def hollow_loss(
     own = {t.untyped_storage()._cdata for t in tensors}
     mode = Hollow(parameters, sum(t.nbytes for t in tensors), own)
     try:
-        with generators_kept(), _no_other_hooks(), torch.enable_grad(), mode:
-            python, numpy = random.getstate(), np.random.get_state()[1:3]
+        with generators_kept(), unobserved(), torch.enable_grad(), mode:
+            python, numpy = random.getstate(), _numpy_state()
             loss = objective(batch)
             mode.random["random"] += random.getstate() != python
-            mode.random["numpy.random"] += not _alike(np.random.get_state()[1:3], numpy)
+            mode.random["numpy.random"] += _numpy_state() != numpy
             mode.random = +mode.random
     except (
         UnsupportedFakeTensorException,
@@ -214,16 +214,17 @@ def hollow_loss(
 
 
 @contextmanager
-def _no_other_hooks() -> Iterator[None]:
-    """Hooks and modes that are active are not for this pass."""
+def unobserved() -> Iterator[None]:
+    """Without the dispatch modes and saved-tensor hooks that are active outside."""
     with ExitStack() as stack:
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
         yield
 
 
-def _alike(a: Any, b: Any) -> bool:
-    return np.array_equal(a[0], b[0]) and a[1] == b[1]
+def _numpy_state() -> tuple[bytes, int]:
+    state = np.random.get_state(legacy=False)["state"]
+    return state["key"].tobytes(), state["pos"]
 
 
 @contextmanager
