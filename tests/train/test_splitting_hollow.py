@@ -269,6 +269,14 @@ def test_looking_at_values_is_refused(objective: Callable[[nn.Module, Tensor], T
         hollow_loss(lambda x: objective(model, x), model.parameters(), X)
 
 
+def test_an_operation_without_a_rule_for_its_shape_is_refused() -> None:
+    """torch's rule for grouped products wants bfloat16, which its kernel on CPU does not."""
+    weight = nn.Parameter(torch.ones(2, 16, 8))
+    ends = torch.tensor([4, 8], dtype=torch.int32)
+    with pytest.raises(CannotSplitError, match="_grouped_mm.default gives no shape without"):
+        hollow_loss(lambda x: torch._grouped_mm(x, weight, ends).mean(), [weight], X)
+
+
 def test_an_error_of_the_objective_comes_through_and_leaves_nothing() -> None:
     model, calls = nn.Linear(16, 10), torch.zeros(3)
 

@@ -8,6 +8,7 @@ would write to.
 
 from __future__ import annotations
 
+import logging
 import random
 import weakref
 from collections import Counter
@@ -19,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     UnsupportedFakeTensorException,
@@ -31,8 +34,15 @@ from ebbtide.train.schema import forgets, is_random, written, written_tensors
 from ebbtide.train.splitting import CannotSplitError
 
 _aten = torch.ops.aten
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _NLL = {_aten.nll_loss_forward.default, _aten.nll_loss2d_forward.default}
 _BY_MASK = {_aten.index.Tensor, _aten.index_put_.default, _aten.masked_select.default}
+_BY_VALUE = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    UnsupportedFakeTensorException,
+)
 _LARGE = 1 << 20
 """Bytes from which on a result that no parameter goes into is left without values, too,
 where it is also larger than the batch: attention masks, not counts of tokens."""
@@ -128,8 +138,16 @@ class Hollow(TorchDispatchMode):
             for leaf in leaves
         ]
         args, kwargs = pytree.tree_unflatten(given, spec)
-        with self._fake:
-            return func(*args, **kwargs)
+        try:
+            with self._fake:
+                return func(*args, **kwargs)
+        except _BY_VALUE:
+            raise
+        except (RuntimeError, NotImplementedError) as error:
+            raise CannotSplitError(
+                f"What the loss is a mean of cannot be found: {func} gives no shape without "
+                f"values ({str(error).splitlines()[0]}). Leave micro-batching out of the plan."
+            ) from error
 
     def _by_places(self, func: Any, args: Any) -> tuple[Any, list[Any], Any]:
         """A mask whose values are known chooses a known number of elements."""
@@ -191,18 +209,13 @@ def hollow_loss(
     own = {t.untyped_storage()._cdata for t in tensors}
     mode = Hollow(parameters, sum(t.nbytes for t in tensors), own)
     try:
-        with generators_kept(), unobserved(), torch.enable_grad(), mode:
+        with generators_kept(), unobserved(), _quiet(), torch.enable_grad(), mode:
             python, numpy = random.getstate(), _numpy_state()
             loss = objective(batch)
             mode.random["random"] += random.getstate() != python
             mode.random["numpy.random"] += _numpy_state() != numpy
             mode.random = +mode.random
-    except (
-        UnsupportedFakeTensorException,
-        GuardOnDataDependentSymNode,
-        torch._subclasses.fake_tensor.DataDependentOutputException,
-        torch._subclasses.fake_tensor.DynamicOutputShapeException,
-    ) as error:
+    except _BY_VALUE as error:
         raise CannotSplitError(
             "What the loss is a mean of cannot be found: the objective branches on values that "
             f"depend on the parameters ({type(error).__name__}: {error}). Leave micro-batching "
@@ -211,6 +224,16 @@ def hollow_loss(
     finally:
         mode.restore()
     return loss, mode
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs what we raise, or try a second way."""
+    before, _LOG.disabled = _LOG.disabled, True
+    try:
+        yield
+    finally:
+        _LOG.disabled = before
 
 
 @contextmanager
