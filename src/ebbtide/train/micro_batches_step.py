@@ -1,0 +1,102 @@
+"""The forward and backward passes of a step, in micro-batches, for any number of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from ebbtide.train.micro_batches import Objective, Part, plan_parts, run_parts
+from ebbtide.train.splitting import batch_size, split_batch
+from ebbtide.train.splitting_check import verify_split
+
+
+class MicroBatches:
+    """Call it with a batch in place of ``objective(batch).backward()``; returns the loss.
+
+    The first batch is checked by figures on a few samples. What parts count is found anew for
+    each batch where labels or masks decide it, and once for each shape where they do not; so
+    the model has to stay in training or in evaluation mode.
+
+    Args:
+        objective: the loss of one batch, with the model bound.
+        parameters: all parameters of the model, frozen ones too.
+        parts: micro-batches; fewer for a batch of fewer samples.
+        dim: the batch dimension.
+        allow_random: split although dropout will draw other bits.
+        verify: compare gradients on the first batch.
+        backward: takes the weighted loss of a part.
+        hold: a context for all but the last part, as `OptimizerInBackward.hold`.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        parameters: Iterable[Tensor],
+        parts: int,
+        *,
+        dim: int = 0,
+        allow_random: bool = False,
+        verify: bool = True,
+        backward: Callable[[Tensor], None] = torch.Tensor.backward,
+        hold: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.objective, self.parameters, self.parts = objective, list(parameters), parts
+        self.dim, self.allow_random = dim, allow_random
+        virtual = any(isinstance(p, FakeTensor) for p in self.parameters)
+        self.verify = verify and parts > 1 and not virtual
+        self.backward, self.hold = backward, hold
+        self._known: dict[Any, list[Part]] = {}
+
+    def __call__(self, batch: Any) -> Tensor:
+        """Forward and backward of `batch`.
+
+        Raises:
+            CannotSplitError: with the reason; nothing has been changed.
+        """
+        if self.verify:
+            verify_split(
+                self.objective,
+                self.parameters,
+                batch,
+                self.parts,
+                dim=self.dim,
+                allow_random=self.allow_random,
+            ).require()
+            self.verify = False
+        return run_parts(self.objective, self.plan(batch), backward=self.backward, hold=self.hold)
+
+    def plan(self, batch: Any) -> list[Part]:
+        """The parts of `batch` and what they count."""
+        size = batch_size(batch, self.dim)
+        parts = min(self.parts, size)
+        key = _shapes(batch)
+        known = self._known.get(key) if key is not None else None
+        if known is not None:
+            given = split_batch(batch, parts, self.dim, size)
+            return [replace(part, batch=each) for part, each in zip(known, given, strict=True)]
+        made = plan_parts(
+            self.objective,
+            self.parameters,
+            batch,
+            parts,
+            dim=self.dim,
+            allow_random=self.allow_random,
+        )
+        if key is not None and not any(part.by_value for part in made):
+            self._known[key] = [replace(part, batch=None) for part in made]
+        return made
+
+
+def _shapes(batch: Any) -> Any:
+    """What a batch of tensors looks like; None where something else may matter."""
+    leaves, spec = pytree.tree_flatten(batch)
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        return None
+    return str(spec), tuple((leaf.shape, leaf.dtype, leaf.device) for leaf in leaves)
