@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
-from tests.fitting.models import chain, images, same, state_of
+from tests.fitting.models import Training, chain, images, same, state_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
@@ -44,22 +46,21 @@ def _warnings_are_errors() -> Iterator[None]:
         yield
 
 
+def three_steps(training: Training) -> None:
+    model, optimizer, (x, y) = training
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
 def test_less_is_held_and_everything_is_the_same(half: Recompute) -> None:
     states, peaks = [], []
     for planned in (False, True):
-        model, optimizer, (x, y) = chain()
-
-        def step() -> None:
-            for _ in range(3):
-                optimizer.zero_grad()
-                F.mse_loss(model(x), y).backward()
-                optimizer.step()
-
-        if planned:
-            with Recomputing(half):
-                peaks.append(peak_of(step))
-        else:
-            peaks.append(peak_of(step))
+        training = chain()
+        model, optimizer, _ = training
+        with Recomputing(half) if planned else nullcontext():
+            peaks.append(peak_of(partial(three_steps, training)))
         states.append(state_of(model, optimizer))
     assert same(*states)
     assert peaks[1] < peaks[0] * 0.9
@@ -81,17 +82,10 @@ def test_accumulated_gradients(half: Recompute) -> None:
     states = []
     for planned in (False, True):
         model, optimizer, (x, y) = chain()
-
-        def step() -> None:
+        with Recomputing(half) if planned else nullcontext():
             for _ in range(4):
                 (F.mse_loss(model(x), y) / 4).backward()
             optimizer.step()
-
-        if planned:
-            with Recomputing(half):
-                step()
-        else:
-            step()
         states.append(state_of(model, optimizer))
     assert same(*states)
 
@@ -115,38 +109,27 @@ def test_a_retained_graph_is_passed_twice(half: Recompute) -> None:
     gradients = []
     for planned in (False, True):
         model, _, (x, y) = chain()
-
-        def twice() -> None:
+        with Recomputing(half) if planned else nullcontext():
             loss = F.mse_loss(model(x), y)
             loss.backward(retain_graph=True)
             loss.backward()
-
-        if planned:
-            with Recomputing(half):
-                twice()
-        else:
-            twice()
         gradients.append([each.grad for each in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))  # type: ignore[arg-type]
 
 
 def test_another_pass_warns_once_and_is_right(half: Recompute) -> None:
-    warnings.simplefilter("always")
     gradients = []
     for planned in (False, True):
         model, _, (x, y) = chain()
-
-        def step() -> None:
+        with (
+            warnings.catch_warnings(record=True) as seen,
+            Recomputing(half) if planned else nullcontext(),
+        ):
+            warnings.simplefilter("always")
             for _ in range(2):
                 F.mse_loss(torch.tanh(model[:3](x)), y).backward()  # type: ignore[index]
-
-        if planned:
-            with Recomputing(half), pytest.warns(UserWarning) as seen:
-                step()
-            assert len(seen) == 1
-            assert "is aten.tanh.default and was aten" in str(seen[0].message)
-        else:
-            step()
+        assert len(seen) == planned
+        assert all("is aten.tanh.default and was aten" in str(each.message) for each in seen)
         gradients.append([each.grad for each in model[:3].parameters()])  # type: ignore[index]
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))  # type: ignore[arg-type]
 
@@ -198,10 +181,7 @@ def test_batch_statistics_move_once() -> None:
             F.cross_entropy(model(x), y).backward()
         recompute = Recompute.of(survey.graph(), ())
         model, optimizer, (x, y) = images()
-        if planned:
-            with Recomputing(recompute):
-                F.cross_entropy(model(x), y).backward()
-        else:
+        with Recomputing(recompute) if planned else nullcontext():
             F.cross_entropy(model(x), y).backward()
         states.append(state_of(model, optimizer))
     assert same(*states)

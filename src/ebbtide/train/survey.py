@@ -113,6 +113,11 @@ class Survey(Tape):
         self._begin = len(self.gpu.tape.op_name)
         return super()._record(number, func, args, kwargs, writes)
 
+    def reference(self, tensor: Tensor) -> Reference:
+        """As it is; nothing is made again here, so nothing has to be held for that."""
+        value = self.find(tensor)
+        return Reference.of(tensor, self._follow(tensor, None) if value is None else value)
+
     def recorded(self, operation: Operation, result: Any, writes: list[Tensor]) -> None:
         """Note the rows of the virtual GPU's tape that belong to it."""
         row_of, tape = self.gpu.mode.storages.row_of, self.gpu.tape
