@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+import weakref
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ebbtide.train.rebuild import rebuild
+from ebbtide.train.rebuild import Asking, rebuild
 from ebbtide.train.tape import Tape
 from ebbtide.train.values import Reference, Value
 
+_NONE: Mapping[tuple[int, int], int] = MappingProxyType({})
 _engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
 
 
@@ -34,17 +37,18 @@ class Kept:
 class Dropped:
     """Stands for a saved tensor whose storage is made again."""
 
-    __slots__ = ("owner", "reference")
+    __slots__ = ("owner", "position", "reference")
 
     def __init__(self, owner: SavedTensors, reference: Reference) -> None:
         self.owner, self.reference = owner, reference
+        self.position = owner.tape.count
         reference.value.handles += 1
         owner.handles += 1
 
     def __del__(self) -> None:
         value = self.reference.value
         value.handles -= 1
-        if not value.handles:
+        if not value.handles and value.place not in self.owner.holds:
             value.rebuilt = None
         self.owner.handles -= 1
         self.owner.released(self)
@@ -64,13 +68,18 @@ class SavedTensors:
 
     Args:
         tape: records the forward pass.
+        holds: by place (operation, output) of what is dropped, a position in the forward pass,
+            in operations. What is made again for a reader behind it is not held, what is made
+            for one before it is, until nothing can be made from it any more. Without a position
+            it is held for as long as it is saved.
 
     Attributes:
         handles: dropped tensors that are still waited for.
     """
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, holds: Mapping[tuple[int, int], int] = _NONE) -> None:
         self.tape = tape
+        self.holds = holds
         self.handles = 0
         self._in_backward = False
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
@@ -98,9 +107,13 @@ class SavedTensors:
         saved.check()
         reference = saved.reference
         value = reference.value
-        storage = rebuild(value, reference.version)
-        if value.handles > 0 and value.live() is not storage:
-            value.rebuilt = (storage, reference.version)
+        asking = Asking(saved.position, self.holds)
+        storage = rebuild(value, reference.version, asking)
+        if value.live() is not storage:
+            if asking.stays(value):
+                value.rebuilt = (storage, reference.version)
+            else:
+                value.lent = (weakref.ref(storage), reference.version)
         return reference.on(storage)
 
     def released(self, saved: Dropped) -> None:
