@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 
+from ebbtide.plan.index import Index
+
 
 class Step(IntEnum):
     """What happened; the argument is a number of a storage or an operation.
@@ -106,6 +108,16 @@ class StepGraph:
     def frees(self) -> dict[int, int]:
         """The event at which the program lets go of each storage."""
         return {arg: i for i, (kind, arg) in enumerate(self.events) if kind == Step.FREE}
+
+    @cached_property
+    def index(self) -> Index:
+        """Tables for playing it."""
+        return Index(self)
+
+    @property
+    def fixed(self) -> frozenset[int]:
+        """Storages that are always kept: an operation that made them cannot be called again."""
+        return self.index.fixed
 
     @cached_property
     def droppable(self) -> frozenset[int]:

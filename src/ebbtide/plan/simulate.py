@@ -1,17 +1,33 @@
-"""What a choice of kept storages comes to: the peak, and what is computed again.
+"""What a choice comes to: the peak, and what is computed again.
 
-It follows `ebbtide.train` to the letter: a saved storage that is not kept is dropped; at its
-first use in backward the operations from what is there are called again, in their order; of
-what they make, dropped storages that backward still waits for stay until it has done with
-them, and the rest goes at its last reader.
+It follows `ebbtide.train` to the letter. A storage that is not kept is dropped when the
+program lets go of it. When backward asks for a saved one that is not there, the operations
+that make it from what is there are called again, in their order. Of what they make:
+
+* a saved storage stays until backward has done with it;
+* one with a *position* (`holds`) stays only if what backward asks for was saved there or
+  earlier in the forward pass, and then until nothing can be made from it any more, whether
+  it is saved or not; before that it passes: it goes at its last reader in the rebuilding, or,
+  being what was asked for, with the reader that asked;
+* all else goes at its last reader in the rebuilding.
+
+Bytes are counted at allocations, with the scratch of an operation before what it makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from ebbtide.plan.graph import Step, StepGraph
+import numpy as np
+
+from ebbtide.plan.graph import StepGraph
+from ebbtide.plan.index import Index, Use
+
+NEVER = -1
+"""As the position of a storage: it always passes."""
+_NONE: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +40,7 @@ class Outcome:
         seconds, flops: of what is computed again.
         calls: how many operations are called again.
         at_peak: the kept storages that are there at the peak.
+        held_at_peak: the storages made again that are there before the event of the peak.
     """
 
     peak_bytes: int
@@ -32,149 +49,146 @@ class Outcome:
     flops: int
     calls: int
     at_peak: frozenset[int] = field(repr=False)
+    held_at_peak: frozenset[int] = field(repr=False, default=frozenset())
 
 
-def simulate(graph: StepGraph, kept: Set[int]) -> Outcome:
-    """Play the events with the storages of `kept` held for as long as backward may need them."""
-    return _Run(graph, kept).play()
+def simulate(graph: StepGraph, kept: Set[int], holds: Mapping[int, int] = _NONE) -> Outcome:
+    """Play the step.
+
+    Args:
+        graph: the step.
+        kept: storages held from the forward pass on, for as long as backward may need them.
+            What cannot be made again (`StepGraph.fixed`) always is.
+        holds: by dropped storage, its position: how far the forward pass had come, in calls.
+    """
+    return _Run(graph, kept, holds).play()
 
 
 class _Run:
-    """Bytes held, event by event."""
+    """Where storages are, as far as backward has come."""
 
-    def __init__(self, graph: StepGraph, kept: Set[int]) -> None:
-        self.graph = graph
-        self.kept = kept
-        self.going = _going(graph, kept)
-        self.there: set[int] = set()
-        self.released = [False] * len(graph.storages)
-        self.current = self.peak = graph.base_bytes
-        self.peak_event = self.now = 0
-        self.at_peak: frozenset[int] = frozenset()
-        self.seconds = 0.0
-        self.flops = self.count = 0
+    def __init__(self, graph: StepGraph, kept: Set[int], holds: Mapping[int, int]) -> None:
+        self.graph, self.holds = graph, holds
+        self.index: Index = graph.index
+        self.kept = kept | self.index.fixed if self.index.fixed else kept
+        self.needed = self._needed()
+        self.until = self._until()
+        self.spans: list[tuple[int, int, int]] = []
+        self.held: list[tuple[int, int, int]] = []  # storage, after which event, until which
+        self.peaks: list[tuple[int, int]] = []
+        self.calls: list[int] = []
+
+    def _needed(self) -> list[int]:
+        """By storage, the last event at which a dropped one is released that is made from it."""
+        index, kept, release = self.index, self.kept, self.index.release
+        needed = [NEVER] * len(index.nbytes)
+        for call in range(len(index.sources) - 1, -1, -1):
+            sources = index.sources[call]
+            if not sources:
+                continue
+            latest = NEVER
+            for each in index.changes[call]:
+                if each not in kept:
+                    latest = max(latest, release[each], needed[each])
+            if latest >= 0:
+                for each in sources:
+                    if needed[each] < latest:
+                        needed[each] = latest
+        return needed
+
+    def _until(self) -> list[int]:
+        """By storage, the event after which it is gone, as the forward pass leaves it."""
+        index = self.index
+        until = list(index.free)
+        for each, calls in enumerate(index.made_by):
+            if not calls and index.release[each] >= 0:
+                until[each] = max(until[each], index.release[each])
+        for each in self.kept:
+            until[each] = max(until[each], index.release[each], self.needed[each])
+        return until
 
     def play(self) -> Outcome:
-        """All events."""
-        graph, going = self.graph, self.going
-        for self.now, (kind, arg) in enumerate(graph.events):
-            if kind == Step.ALLOC:
-                self._add(arg)
-            elif kind == Step.USE and arg not in self.there:
-                self._rebuild(arg)
-            elif kind == Step.CALL:
-                self._touch(graph.calls[arg].scratch_bytes)
-            for storage in going.get(self.now, ()):
-                self._remove(storage)
-                if graph.saved.get(storage) == self.now:
-                    self.released[storage] = True
+        """All uses."""
+        index, until = self.index, self.until
+        program = [
+            (free + 1, until[each], index.nbytes[each])
+            for each, free in enumerate(index.free)
+            if until[each] > free
+        ]
+        kept_until = {each: until[each] for each in self.kept}
+        for use in index.uses:
+            if until[use.storage] < use.event:
+                self._rebuild(use)
+        held = index.program + index.held([*program, *self.spans])
+        return self._outcome(held, kept_until)
+
+    def _outcome(self, held: np.ndarray, kept_until: dict[int, int]) -> Outcome:
+        index = self.index
+        seen = np.where(index.looks, held + index.touched, self.graph.base_bytes)
+        event = int(seen.argmax()) if len(seen) else 0
+        peak = int(seen[event]) if len(seen) else self.graph.base_bytes
+        for at, more in self.peaks:
+            if held[at] + more > peak:
+                peak, event = int(held[at]) + more, at
         return Outcome(
-            self.peak, self.peak_event, self.seconds, self.flops, self.count, self.at_peak
+            peak,
+            event,
+            sum(index.seconds[each] for each in self.calls),
+            sum(index.flops[each] for each in self.calls),
+            len(self.calls),
+            frozenset(e for e, to in kept_until.items() if index.alloc[e] <= event <= to),
+            frozenset(each for each, after, to in self.held if after < event <= to),
         )
 
-    def _add(self, storage: int) -> None:
-        self.there.add(storage)
-        self.current += self.graph.storages[storage].nbytes
-        self._touch(0)
-
-    def _remove(self, storage: int) -> None:
-        if storage in self.there:
-            self.there.discard(storage)
-            self.current -= self.graph.storages[storage].nbytes
-
-    def _touch(self, more: int) -> None:
-        if self.current + more > self.peak:
-            self.peak, self.peak_event = self.current + more, self.now
-            self.at_peak = frozenset(self.there & self.kept)
-
-    def _rebuild(self, wanted: int) -> None:
-        graph = self.graph
-        calls = self._recipe(wanted)
-        last = {s.storage: number for number in calls for s in graph.calls[number].sources}
+    def _rebuild(self, use: Use) -> None:
+        index, until, now = self.index, self.until, use.event
+        calls = self._recipe(use.storage, now)
+        self.calls += calls
+        last = {each: number for number in calls for each in index.sources[number]}
         made: set[int] = set()
+        current = most = 0
         for number in calls:
-            call = graph.calls[number]
-            self._touch(call.scratch_bytes)
-            self.seconds += call.seconds
-            self.flops += call.flops
-            self.count += 1
-            fresh = [each for each in call.makes if each not in self.there]
+            most = max(most, current + index.scratch[number])
+            fresh = [each for each in index.makes[number] if until[each] < now]
             for each in fresh:
-                self._add(each)
-                made.add(each)
-            reads = {source.storage for source in call.sources}
-            for each in (*fresh, *reads):
-                over = last.get(each, -1) <= number and each in made and each != wanted
-                if over and not self._waited(each):
-                    made.discard(each)
-                    self._remove(each)
+                if each not in made:
+                    made.add(each)
+                    current += index.nbytes[each]
+            most = max(most, current)
+            for each in (*fresh, *index.sources[number]):
+                if each in made and last.get(each, -1) <= number and each != use.storage:
+                    if self._end(each, use) < 0:
+                        made.discard(each)
+                        current -= index.nbytes[each]
+        self.peaks.append((now, most))
+        for each in made:
+            end = self._end(each, use)
+            until[each] = end if end >= 0 else use.over
+            self.held.append((each, now, until[each]))
+            self.spans.append((now + 1, until[each], index.nbytes[each]))
 
-    def _waited(self, storage: int) -> bool:
-        """Whether backward still needs a storage that was dropped."""
-        saved = storage in self.graph.saved
-        return saved and storage not in self.kept and not self.released[storage]
+    def _end(self, storage: int, use: Use) -> int:
+        """The event up to which `storage`, made for `use`, stays; -1 where it passes."""
+        release = self.index.release[storage]
+        position = self.holds.get(storage)
+        if position is None:
+            return release if release >= use.event else NEVER
+        if use.position > position:
+            return NEVER
+        end = max(release, self.needed[storage])
+        return end if end >= use.event else NEVER
 
-    def _recipe(self, wanted: int) -> list[int]:
+    def _recipe(self, wanted: int, now: int) -> list[int]:
         """The calls that make `wanted` from what is there, in order."""
-        graph = self.graph
+        made_by, sources, until = self.index.made_by, self.index.sources, self.until
         calls: set[int] = set()
         waiting, seen = [wanted], {wanted}
         while waiting:
-            storage = waiting.pop()
-            for number in graph.storages[storage].calls:
-                if number in calls:
-                    continue
-                calls.add(number)
-                for source in graph.calls[number].sources:
-                    each = source.storage
-                    if each in seen or each in self.there or not graph.storages[each].calls:
-                        continue
-                    seen.add(each)
-                    waiting.append(each)
+            for number in made_by[waiting.pop()]:
+                if number not in calls:
+                    calls.add(number)
+                    for each in sources[number]:
+                        if each not in seen and until[each] < now:
+                            seen.add(each)
+                            waiting.append(each)
         return sorted(calls)
-
-
-def _going(graph: StepGraph, kept: Set[int]) -> dict[int, list[int]]:
-    """By event, the storages that are gone after it if they are there.
-
-    A dropped one goes twice: when the program lets go of it, and when backward has done
-    with what was made again.
-    """
-    ends: list[tuple[int, int]] = []
-    reads = _last_reads(graph, kept)
-    for number in range(len(graph.storages)):
-        free, release = graph.frees.get(number), graph.saved.get(number)
-        stays = number in kept or not graph.storages[number].calls
-        if stays or release is None:
-            known = [end for end in (free, release, reads.get(number)) if end is not None]
-            if known and free is not None:
-                ends.append((max(known), number))
-            continue
-        ends.append((release, number))
-        if free is not None and free < release:
-            ends.append((free, number))
-    going: dict[int, list[int]] = {}
-    for end, number in ends:
-        going.setdefault(end, []).append(number)
-    return going
-
-
-def _last_reads(graph: StepGraph, kept: Set[int]) -> dict[int, int]:
-    """By kept storage, the last release of a dropped one that would be made from it."""
-    needs = [0] * len(graph.storages)  # a bit for each kept storage that one is made from
-    for call in graph.calls:
-        mask = 0
-        for source in call.sources:
-            each = source.storage
-            mask |= 1 << each if each in kept else needs[each]
-        for made in (*call.makes, *call.writes):
-            needs[made] |= mask
-    reads: dict[int, int] = {}
-    for number, release in graph.saved.items():
-        mask = 0 if number in kept else needs[number]
-        while mask:
-            low = mask & -mask
-            each = low.bit_length() - 1
-            reads[each] = max(reads.get(each, -1), release)
-            mask ^= low
-    return reads

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,11 +21,28 @@ class RebuildError(EbbtideError):
     """A saved tensor was dropped and cannot be made again."""
 
 
-def rebuild(wanted: Value, version: int) -> torch.UntypedStorage:
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """For whom something is made again.
+
+    Attributes:
+        position: how far the forward pass had come, in operations, when the reader saved it.
+        holds: by place, the position from which down what is made again stays.
+    """
+
+    position: int
+    holds: Mapping[tuple[int, int], int]
+
+    def stays(self, value: Value) -> bool:
+        """Whether `value`, made again, is to be held: `ebbtide.plan.simulate` has the rule."""
+        position = self.holds.get(value.place) if value.place is not None else None
+        return value.handles > 0 if position is None else self.position <= position
+
+
+def rebuild(wanted: Value, version: int, asking: Asking) -> torch.UntypedStorage:
     """The storage of `wanted` at `version`, made again unless it is there.
 
-    What is made on the way and still waited for is kept on its value until its last handle
-    is gone.
+    What is made on the way and is to be held stays on its value.
 
     Raises:
         RebuildError: an input of a recipe has been overwritten or is gone.
@@ -33,7 +51,7 @@ def rebuild(wanted: Value, version: int) -> torch.UntypedStorage:
     if found is not None:
         return found
     recipe, inputs = _recipe(wanted, version)
-    making = _Making(wanted, recipe, inputs)
+    making = _Making(wanted, recipe, inputs, asking)
     with _below_autograd():
         for operation in recipe:
             making.call(operation)
@@ -87,8 +105,10 @@ class _Making:
         wanted: Value,
         recipe: list[Operation],
         there: dict[tuple[int, int], torch.UntypedStorage],
+        asking: Asking,
     ) -> None:
         self.there = there
+        self.asking = asking
         self.made: dict[int, torch.UntypedStorage] = {}
         self._last: dict[int, float] = {id(r.value): o.number for o in recipe for r in o.inputs()}
         self._last[id(wanted)] = math.inf
@@ -114,8 +134,9 @@ class _Making:
                     del self.made[id(reference.value)]
 
     def _offer(self, value: Value, operation: Operation, storage: torch.UntypedStorage) -> None:
-        """Keep what is finished and waited for."""
-        if value.handles and value.rebuilt is None and value.writes[-1] is operation:
+        """Keep what is finished and to be held."""
+        finished = value.rebuilt is None and value.writes[-1] is operation
+        if finished and self.asking.stays(value):
             value.rebuilt = (storage, len(value.writes) - 1)
 
     def _given(self, leaf: Any) -> Any:

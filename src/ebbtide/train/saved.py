@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
+import weakref
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ebbtide.train.outermost import OutermostCalls
-from ebbtide.train.rebuild import rebuild
+from ebbtide.train.rebuild import Asking, rebuild
 from ebbtide.train.tape import Tape
 from ebbtide.train.values import Reference, Value
 
+_NO_HOLDS: Mapping[tuple[int, int], int] = MappingProxyType({})
 _engine = torch.autograd.Variable._execution_engine
 # The number of the backward pass that calls us, or that there is none.
 _running: Callable[[], int] = torch._C._current_graph_task_id
@@ -46,17 +48,18 @@ class Kept:
 class Dropped:
     """Stands for a saved tensor whose storage is made again."""
 
-    __slots__ = ("owner", "reference")
+    __slots__ = ("owner", "position", "reference")
 
     def __init__(self, owner: SavedTensors, reference: Reference) -> None:
         self.owner, self.reference = owner, reference
+        self.position = owner.tape.count
         reference.value.handles += 1
         owner.waiting += 1
 
     def __del__(self) -> None:
         value = self.reference.value
         value.handles -= 1
-        if not value.handles:
+        if not value.handles and value.place not in self.owner.holds:
             value.rebuilt = None
         self.owner.waiting -= 1
         self.owner.released(self)
@@ -77,13 +80,18 @@ class SavedTensors:
 
     Args:
         tape: records the forward pass.
+        holds: by place (operation, output) of what is dropped, a position in the forward pass,
+            in operations. What is made again for a reader behind it is not held, what is made
+            for one before it is, until nothing can be made from it any more. Without a position
+            it is held for as long as it is saved.
 
     Attributes:
         waiting: tensors of this pass that are still saved.
     """
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, holds: Mapping[tuple[int, int], int] = _NO_HOLDS) -> None:
         self.tape = tape
+        self.holds = holds
         self.waiting = 0
         self._backward = _NONE
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
@@ -118,9 +126,13 @@ class SavedTensors:
         saved.check()
         reference = saved.reference
         value = reference.value
-        storage = rebuild(value, reference.version)
-        if value.handles > 0 and value.live() is not storage:
-            value.rebuilt = (storage, reference.version)
+        asking = Asking(saved.position, self.holds)
+        storage = rebuild(value, reference.version, asking)
+        if value.live() is not storage:
+            if asking.stays(value):
+                value.rebuilt = (storage, reference.version)
+            else:
+                value.lent = (weakref.ref(storage), reference.version)
         return reference.on(storage)
 
     def released(self, saved: Dropped) -> None:

@@ -31,6 +31,8 @@ class Value:
         handles: saved tensors that stand for it and have not been released.
         held: the storage, kept alive for recipes.
         rebuilt: the storage made again, and the version that it has.
+        lent: the storage made again for a reader that has it and will let go of it, and its
+            version.
         fake: mode and device of the fake tensors on it; None for real ones.
         copies: contents of earlier versions, by version, copied before they were overwritten.
     """
@@ -41,6 +43,7 @@ class Value:
         "fake",
         "handles",
         "held",
+        "lent",
         "live",
         "nbytes",
         "place",
@@ -59,6 +62,7 @@ class Value:
         self.handles = 0
         self.held: torch.UntypedStorage | None = None
         self.rebuilt: tuple[torch.UntypedStorage, int] | None = None
+        self.lent: tuple[weakref.ref[torch.UntypedStorage], int] | None = None
         self.copies: dict[int, torch.UntypedStorage] = {}
         self.live = weakref.ref(storage)
 
@@ -66,6 +70,9 @@ class Value:
         """The storage with the content of `version`, if it is there without computing."""
         if self.rebuilt is not None and self.rebuilt[1] == version:
             return self.rebuilt[0]
+        lent = self.lent[0]() if self.lent is not None and self.lent[1] == version else None
+        if lent is not None:
+            return lent
         if version in self.copies:
             return self.copies[version]
         return self.live() if self.version == version else None
