@@ -86,24 +86,22 @@ class Program:
 
     def repeatable(self) -> bool:
         """Whether the values come from the batch by calls that only compute."""
-        own = {place[0] for place in self.inputs if place is not None}
-        made = {
-            leaf.untyped_storage()._cdata
-            for call in self.calls
-            for leaf in call.outputs
-            if isinstance(leaf, Tensor)
-        } - own
         known = {place for place in self.inputs if place is not None}
+        own = {place[0] for place in known}
+        made: set[int] = set()
         for call in self.calls:
-            if hasattr(call.func, "tags") and is_random(call.func):
-                return False
+            given = [leaf for leaf in call.leaves if isinstance(leaf, Tensor)]
+            for leaf in given:
+                # A view that was made unseen would be read as it was then.
+                if leaf.untyped_storage()._cdata in own | made and place_of(leaf) not in known:
+                    return False
             if any(t.untyped_storage()._cdata not in made for t in call.writes()):
                 return False
-            for leaf in call.leaves:
-                if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata in own | made:
-                    if place_of(leaf) not in known:
-                        return False
-            known |= {place_of(leaf) for leaf in call.outputs if isinstance(leaf, Tensor)}
+            if hasattr(call.func, "tags") and is_random(call.func):
+                return False
+            outputs = [place_of(leaf) for leaf in call.outputs if isinstance(leaf, Tensor)]
+            known.update(outputs)
+            made |= {each[0] for each in outputs} - {t.untyped_storage()._cdata for t in given}
         return True
 
 
