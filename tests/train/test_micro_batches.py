@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ebbtide import VirtualGpu
-from ebbtide.train.micro_batches import plan_parts, run_parts, share_parts
+from ebbtide.train.micro_batches import run_parts
+from ebbtide.train.micro_batches_plan import plan_parts, share_parts
 from ebbtide.train.splitting import CannotSplitError
 
 _DRAW = torch.Generator().manual_seed(5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,17 +11,19 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from ebbtide.train.micro_batches import Objective, Part, plan_parts, run_parts
-from ebbtide.train.splitting import batch_size, split_batch
+from ebbtide.train.micro_batches import run_parts
+from ebbtide.train.micro_batches_plan import Objective, Part, Reading, share_parts
+from ebbtide.train.splitting import batch_size
 from ebbtide.train.splitting_check import verify_split
 
 
 class MicroBatches:
     """Call it with a batch in place of ``objective(batch).backward()``; returns the loss.
 
-    The first batch is checked by figures on a few samples. What parts count is found anew for
-    each batch where labels or masks decide it, and once for each shape where they do not; so
-    the model has to stay in training or in evaluation mode.
+    The first batch is checked by figures on a few samples. What the loss reduces over is read
+    once for each shape of batches, and from it what parts count in each batch; so the model
+    has to stay in training or in evaluation mode. Where values of the batch decide what is
+    computed, such as a selection by a mask, it is read for each batch.
 
     Args:
         objective: the loss of one batch, with the model bound.
@@ -49,10 +50,10 @@ class MicroBatches:
     ) -> None:
         self.objective, self.parameters, self.parts = objective, list(parameters), parts
         self.dim, self.allow_random = dim, allow_random
-        virtual = any(isinstance(p, FakeTensor) for p in self.parameters)
-        self.verify = verify and parts > 1 and not virtual
+        self.virtual = any(isinstance(p, FakeTensor) for p in self.parameters)
+        self.verify = verify and parts > 1 and not self.virtual
         self.backward, self.hold = backward, hold
-        self._known: dict[Any, list[Part]] = {}
+        self._known: dict[Any, Reading] = {}
 
     def __call__(self, batch: Any) -> Tensor:
         """Forward and backward of `batch`.
@@ -74,14 +75,14 @@ class MicroBatches:
 
     def plan(self, batch: Any) -> list[Part]:
         """The parts of `batch` and what they count."""
-        size = batch_size(batch, self.dim)
-        parts = min(self.parts, size)
+        parts = min(self.parts, batch_size(batch, self.dim))
+        if parts == 1 or self.virtual:
+            return share_parts(batch, parts, dim=self.dim)
         key = _shapes(batch)
         known = self._known.get(key) if key is not None else None
         if known is not None:
-            given = split_batch(batch, parts, self.dim, size)
-            return [replace(part, batch=each) for part, each in zip(known, given, strict=True)]
-        made = plan_parts(
+            return known.parts(batch)
+        reading = Reading(
             self.objective,
             self.parameters,
             batch,
@@ -89,8 +90,10 @@ class MicroBatches:
             dim=self.dim,
             allow_random=self.allow_random,
         )
-        if key is not None and not any(part.by_value for part in made):
-            self._known[key] = [replace(part, batch=None) for part in made]
+        made = reading.parts(batch)
+        # Where terms are weighted apart, factors of the objective's own are in the figures.
+        if key is not None and reading.again and all(part.weight is not None for part in made):
+            self._known[key] = reading
         return made
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ebbtide.train.micro_batches import Objective, plan_parts, run_parts
+from ebbtide.train.micro_batches import run_parts
+from ebbtide.train.micro_batches_plan import Objective, plan_parts
 from ebbtide.train.splitting import CannotSplitError, batch_size, part_sizes, take
 from ebbtide.train.splitting_hollow import generators_kept, unobserved
 

@@ -27,11 +27,13 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ebbtide.train.schema import forgets, is_random, written, written_tensors
 from ebbtide.train.splitting import CannotSplitError
+from ebbtide.train.splitting_program import Call
 
 _aten = torch.ops.aten
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
@@ -43,6 +45,11 @@ _BY_VALUE = (
     GuardOnDataDependentSymNode,
     UnsupportedFakeTensorException,
 )
+_SHAPED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_LOOKS = {
+    "__array__", "__bool__", "__complex__", "__float__", "__index__", "__int__", "item", "numpy",
+    "tolist",
+}  # fmt: skip
 _LARGE = 1 << 20
 """Bytes from which on a result that no parameter goes into is left without values, too,
 where it is also larger than the batch: attention masks, not counts of tokens."""
@@ -60,6 +67,8 @@ class Hollow(TorchDispatchMode):
         random: operations that draw from a generator, and how often.
         norms: shapes of the inputs of batch norms in training.
         writes: shapes of tensors from outside that were written to.
+        calls: what was computed from the batch alone.
+        by_value: values of the batch decided what was computed, or its shapes.
     """
 
     def __init__(self, parameters: Iterable[Tensor], batch_bytes: int, own: set[int]) -> None:
@@ -67,6 +76,8 @@ class Hollow(TorchDispatchMode):
         self.random: Counter[str] = Counter()
         self.norms: list[tuple[int, ...]] = []
         self.writes: list[tuple[int, ...]] = []
+        self.calls: list[Call] = []
+        self.by_value = False
         self._own = own
         self._limit = max(_LARGE, batch_bytes)
         self._fake = FakeTensorMode()
@@ -86,8 +97,12 @@ class Hollow(TorchDispatchMode):
         fakes = any(isinstance(t, FakeTensor) for t in tensors)
         if not fakes and (_is_view(func) or not any(map(self._is_hollow, tensors))):
             if writes or not self._too_large(func, leaves, spec):
-                return self._real(func, args, kwargs, writes)
+                result = self._real(func, args, kwargs, writes)
+                self.calls.append(Call(func, leaves, spec, pytree.tree_leaves(result)))
+                self.by_value |= not _SHAPED.isdisjoint(func.tags)
+                return result
         if func in _BY_MASK:
+            self.by_value = True
             func, leaves, spec = self._by_places(func, args)
         result = self._faked(func, leaves, spec)
         for t in writes:
@@ -189,12 +204,31 @@ class Hollow(TorchDispatchMode):
         _, target, weight, _, ignored = args
         if self._is_hollow(target) or (weight is not None and self._is_hollow(weight)):
             return unknown
-        counted = target != ignored
-        if weight is None:
-            total: Tensor = counted.sum().to(unknown.dtype)
-        else:
-            total = (weight[target.clamp(min=0)] * counted).sum()
+        given = (target, weight, ignored, unknown.dtype)
+        total = _count(*given)
+        self.calls.append(Call(_count, *pytree.tree_flatten((given, {})), [total]))
         return total
+
+
+def _count(target: Tensor, weight: Tensor | None, ignored: int, dtype: torch.dtype) -> Tensor:
+    counted = target != ignored
+    if weight is None:
+        return counted.sum().to(dtype)
+    return (weight[target.clamp(min=0)] * counted).sum()
+
+
+class _Looks(TorchFunctionMode):
+    """Notices where a tensor's values become Python's, or numpy's."""
+
+    def __init__(self, hollow: Hollow) -> None:
+        super().__init__()
+        self.hollow = hollow
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.hollow.by_value |= getattr(func, "__name__", "") in _LOOKS
+        return func(*args, **(kwargs or {}))
 
 
 def hollow_loss(
@@ -209,7 +243,7 @@ def hollow_loss(
     own = {t.untyped_storage()._cdata for t in tensors}
     mode = Hollow(parameters, sum(t.nbytes for t in tensors), own)
     try:
-        with generators_kept(), unobserved(), _quiet(), torch.enable_grad(), mode:
+        with generators_kept(), unobserved(), _quiet(), torch.enable_grad(), _Looks(mode), mode:
             python, numpy = random.getstate(), _numpy_state()
             loss = objective(batch)
             mode.random["random"] += random.getstate() != python
@@ -228,7 +262,7 @@ def hollow_loss(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch logs what we raise, or try a second way."""
+    """PyTorch logs what is raised here, or tried in a second way."""
     before, _LOG.disabled = _LOG.disabled, True
     try:
         yield

@@ -11,7 +11,7 @@ valid tokens, a sum, or several of them added.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ebbtide.train.splitting import CannotSplitError
+from ebbtide.train.splitting_program import Place as Location
+from ebbtide.train.splitting_program import place_of
 
-Figures = tuple[float, ...]
 Nodes = list[Any]
+Known = Sequence[Mapping[Location, Tensor]]
 Place = tuple[Any, int]  # a node and which of its outputs
 _MEAN, _SUM = 1, 2  # ATen/core/Reduction.h
 _SAME = {
@@ -42,43 +44,82 @@ _ELEMENTWISE = {
 _NLL = {"NllLoss", "NllLoss2D"}
 
 
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A number of the graph: what it is, or the tensor that holds it; NaN where it is unknown."""
+
+    value: float | Tensor
+    inverse: bool = False
+
+    def number(self, known: Mapping[Location, Tensor]) -> float:
+        """Its value, in a batch where tensors of the graph have the values `known`."""
+        found = self.value
+        if isinstance(found, Tensor):
+            found = float(known.get(place_of(found), found))
+        if not self.inverse:
+            return found
+        return 1 / found if found else math.inf
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it depends on parameters."""
+        return isinstance(self.value, float) and math.isnan(self.value)
+
+
 @dataclass(slots=True)
 class Term:
     """One reduction over the batch, or what of the loss does not depend on the batch.
 
-    Tuples hold the figure for the batch and then that for each part.
+    Sequences are for the batch and then for each part.
 
     Attributes:
         kind: the node, as autograd calls it.
         path: which input to follow from the loss on, to get to the node.
         over_batch: False for what has the same inputs in the batch and in a part.
         elements: that are reduced.
-        outside: coefficients above the node.
-        inside: what the node divides by; NaN where it depends on parameters.
+        ways: each way down to the node, as the factors on it.
+        inside: what the node divides by.
         coupled: a factor above depends on parameters.
         scalar: the node's output is one number.
-        by_value: its figures may be others in a batch of the same shapes.
     """
 
     kind: str
     path: tuple[int, ...]
     over_batch: bool
-    elements: Figures
-    outside: Figures
-    inside: Figures
+    elements: tuple[int, ...]
+    ways: list[list[Way]]
+    inside: list[Factor]
     coupled: bool
     scalar: bool
-    by_value: bool
 
-    def weights(self) -> list[float]:
+    def outside(self, known: Known = ()) -> list[float]:
+        """The coefficient above the node."""
+        return [
+            sum(math.prod(factor.number(values) for factor in way) for way in ways)
+            for ways, values in zip(self.ways, known or [{}] * len(self.ways), strict=True)
+        ]
+
+    def weights(self, known: Known = ()) -> list[float]:
         """By which each part's term counts in the batch; 0 where a part has nothing of it.
 
         For what does not depend on the batch: before it is shared among the parts.
         """
+        divisors = [
+            factor.number(values)
+            for factor, values in zip(self.inside, known or [{}] * len(self.inside), strict=True)
+        ]
         whole, *parts = (
-            a / b if b else math.inf for a, b in zip(self.outside, self.inside, strict=True)
+            a / b if b else math.inf for a, b in zip(self.outside(known), divisors, strict=True)
         )
         return [_ratio(whole, part) for part in parts]
+
+    def tensors(self, number: int) -> list[Tensor]:
+        """What holds its figures in the graph of that number."""
+        factors = [*(f for way in self.ways[number] for f in way), self.inside[number]]
+        return [f.value for f in factors if isinstance(f.value, Tensor)]
+
+
+Way = tuple[Factor, ...]
 
 
 def _ratio(whole: float, part: float) -> float:
@@ -105,7 +146,7 @@ def terms(losses: Sequence[Tensor]) -> list[Term]:
                 "one parameter."
             )
     walk = _Walk()
-    walk.node([loss.grad_fn for loss in losses], (), (1.0,) * len(losses), False)
+    walk.node([loss.grad_fn for loss in losses], (), [()] * len(losses), False)
     return list(walk.found.values())
 
 
@@ -125,23 +166,23 @@ class _Walk:
         self._varies: dict[int, bool] = {}
         self._held: list[Any] = []  # nodes, so that no other takes their id
 
-    def node(self, nodes: Nodes, path: tuple[int, ...], k: Figures, coupled: bool) -> None:
+    def node(self, nodes: Nodes, path: tuple[int, ...], ways: list[Way], coupled: bool) -> None:
         """Find the terms below nodes that have the same shape in all graphs."""
         if not self._below_differs(nodes):
-            self._term(nodes, path, None, k, coupled)
+            self._term(nodes, path, None, ways, coupled)
             return
         inputs = _inputs(nodes)
         there = [i for i, places in enumerate(inputs) if places[0][0] is not None]
         differing = [i for i in there if _differ(inputs[i])]
         if differing:
-            self._term(nodes, path, inputs[differing[0]], k, coupled)
+            self._term(nodes, path, inputs[differing[0]], ways, coupled)
             return
         varying = [i for i in there if self._below_differs([node for node, _ in inputs[i]])]
         for i in there:
             if i not in varying and _name(nodes[0]) in ("Mul", "Div"):
                 continue  # its gradient follows the values of the other input
             factors, unknown = _factors(nodes, i, varying, inputs)
-            below = tuple(a * b for a, b in zip(k, factors, strict=True))
+            below = [(*way, factor) for way, factor in zip(ways, factors, strict=True)]
             self.node([node for node, _ in inputs[i]], (*path, i), below, coupled or unknown)
 
     def _below_differs(self, nodes: Nodes) -> bool:
@@ -167,34 +208,33 @@ class _Walk:
         nodes: Nodes,
         path: tuple[int, ...],
         reduced: list[Place] | None,
-        k: Figures,
+        ways: list[Way],
         coupled: bool,
     ) -> None:
         """Add what `nodes` reduce, or with no `reduced` what does not depend on the batch."""
         known = self.found.get(id(nodes[0]))
         if known is not None:
-            known.outside = tuple(a + b for a, b in zip(known.outside, k, strict=True))
+            for there, way in zip(known.ways, ways, strict=True):
+                there.append(way)
             known.coupled |= coupled
-            known.by_value |= len(set(k)) > 1
             return
-        elements = inside = (1.0,) * len(nodes)
+        elements, inside = (1,) * len(nodes), [Factor(1.0)] * len(nodes)
         outputs = math.prod(_own_shape(nodes[0]))
         if reduced is not None:
             _check_dimension(nodes[0], [_shape(place) for place in reduced])
-            elements = tuple(float(math.prod(_shape(place))) for place in reduced)
-            inside = tuple(
+            elements = tuple(math.prod(_shape(place)) for place in reduced)
+            inside = [
                 _divisor(node, count, outputs) for node, count in zip(nodes, elements, strict=True)
-            )
+            ]
         self.found[id(nodes[0])] = Term(
             kind=nodes[0].name(),
             path=path,
             over_batch=reduced is not None,
             elements=elements,
-            outside=k,
+            ways=[[way] for way in ways],
             inside=inside,
             coupled=coupled,
             scalar=outputs == 1,
-            by_value=len(set(k)) > 1 or _name(nodes[0]) in _NLL,
         )
 
 
@@ -247,18 +287,18 @@ def _shape(place: tuple[Any, int]) -> tuple[int, ...]:
     return tuple(int(size) for size in node._input_metadata[index].shape)
 
 
-def _divisor(node: Any, elements: float, outputs: int) -> float:
-    """What a reduction divides its sum by; NaN if that depends on parameters."""
+def _divisor(node: Any, elements: int, outputs: int) -> Factor:
+    """What a reduction divides its sum by."""
     name = _name(node)
     if name in _SUMS:
-        return 1.0
+        return Factor(1.0)
     if name == "Mean":
-        return elements / max(1, outputs)
+        return Factor(elements / max(1, outputs))
     reduction = getattr(node, "_saved_reduction", None)
     if reduction == _SUM:
-        return 1.0
+        return Factor(1.0)
     if reduction == _MEAN and name in _ELEMENTWISE:
-        return elements
+        return Factor(float(elements))
     if reduction == _MEAN and name in _NLL:
         return _number(node._saved_total_weight)
     raise CannotSplitError(
@@ -269,30 +309,29 @@ def _divisor(node: Any, elements: float, outputs: int) -> float:
 
 def _factors(
     nodes: Nodes, index: int, varying: list[int], inputs: list[list[Place]]
-) -> tuple[Figures, bool]:
+) -> tuple[list[Factor], bool]:
     """The coefficients of an input of nodes above the reductions; whether one is unknown."""
-    name, same = _name(nodes[0]), (1.0,) * len(nodes)
+    name, count = _name(nodes[0]), len(nodes)
+    same = [Factor(1.0)] * count
     if name == "Mean":
         share = math.prod(_own_shape(nodes[0])) / max(1, math.prod(_shape(inputs[0][0])))
-        return (share,) * len(nodes), False
+        return [Factor(share)] * count, False
     if index == _SCALED.get(name):
         sign = 1 if name == "Add" else -1
-        return tuple(sign * float(node._saved_alpha) for node in nodes), False
+        return [Factor(sign * float(node._saved_alpha)) for node in nodes], False
     if name in _SAME:
-        return ((-1.0,) * len(nodes) if name == "Neg" else same), False
+        return ([Factor(-1.0)] * count if name == "Neg" else same), False
     if name not in ("Mul", "Div") or len(varying) != 1 or (name == "Div" and varying != [0]):
         raise _not_linear(nodes[0])
     others = [getattr(n, "_saved_other" if varying == [0] else "_saved_self") for n in nodes]
-    found = tuple(map(_number, others))
-    if any(map(math.isnan, found)):
+    found = [_number(other, inverse=name == "Div") for other in others]
+    if any(factor.is_unknown for factor in found):
         place = 1 - varying[0]
         if place < len(inputs) and inputs[place][0][0] is not None:
             return same, True  # of parameters alone, so the same in all
         if all(_same(others[0], other) for other in others[1:]):
             return same, False
-        return (math.nan,) * len(nodes), False
-    if name == "Div":
-        return tuple(1 / each if each else math.inf for each in found), False
+        return [Factor(math.nan)] * count, False
     return found, False
 
 
@@ -303,13 +342,13 @@ def _not_linear(node: Any) -> CannotSplitError:
     )
 
 
-def _number(value: Any) -> float:
+def _number(value: Any, inverse: bool = False) -> Factor:
     """A saved factor; NaN where it has no value or is not one number."""
     if not isinstance(value, Tensor):
-        return float(value)
+        return Factor(float(value), inverse)
     if isinstance(value, FakeTensor) or value.requires_grad or value.numel() != 1:
-        return math.nan
-    return float(value)
+        return Factor(math.nan)
+    return Factor(value.detach(), inverse)
 
 
 def _same(a: Any, b: Any) -> bool:
