@@ -15,8 +15,8 @@ from ebbtide.fitting.objective import LossFunction, objective_of
 from ebbtide.fitting.plan import Plan
 from ebbtide.fitting.planner import find_plan
 from ebbtide.fitting.virtual import VirtualSubject, room
-from ebbtide.fitting.virtual_work import building
-from ebbtide.fitting.work import Work
+from ebbtide.fitting.virtual_work import making
+from ebbtide.fitting.work import Work, samples_of
 from ebbtide.gpus import Gpu, find
 from ebbtide.units import parse_bytes
 from ebbtide.workloads.caller import apart_from_caller
@@ -30,6 +30,7 @@ def fit(
     *,
     budget: str | int | None = None,
     gpu: str | Gpu | None = None,
+    exact: bool = False,
 ) -> Plan:
     """What makes a training step of `model` fit a budget, at the least cost.
 
@@ -45,6 +46,8 @@ def fit(
         budget: bytes, or text such as ``"8GiB"``: the most that may be allocated at once, with
             parameters, gradients and optimizer state. Default: what `gpu` has for PyTorch.
         gpu: a name of the catalogue, or a `Gpu`, to plan for.
+        exact: whether every bit has to be that of the plain step. Else the batch may be split
+            and the optimizer fused: by that sums come in another order.
 
     Raises:
         DoesNotFitError: nothing fits; the message says what would.
@@ -57,9 +60,11 @@ def fit(
     work = Work(model, optimizer, loss_fn)
     with apart_from_caller():
         if spec is None:
-            found = find_plan(LiveSubject(work, batch), limit)
+            found = find_plan(LiveSubject(work, batch), limit, exact=exact)
         else:
-            found = find_plan(VirtualSubject(building(work, batch), spec), limit)
+            size = samples_of(batch)
+            subject = VirtualSubject(making(work, batch), spec, steps=True, batch_size=size)
+            found = find_plan(subject, limit, exact=exact)
     where = spec.key if spec is not None else "cpu"
     return made(found, limit, where=where, work=work)
 

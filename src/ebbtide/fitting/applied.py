@@ -14,8 +14,8 @@ from ebbtide.errors import DoesNotFitError, PlanError
 from ebbtide.fitting.fingerprint import fingerprint
 from ebbtide.fitting.objective import LossFunction
 from ebbtide.fitting.plan import Plan
+from ebbtide.fitting.stepping import Stepping
 from ebbtide.fitting.work import Work
-from ebbtide.train.carry_out import carried_out
 from ebbtide.units import format_bytes
 
 # Models that are being trained under a plan.
@@ -25,9 +25,9 @@ _active: weakref.WeakKeyDictionary[nn.Module, PlannedStep] = weakref.WeakKeyDict
 class PlannedStep:
     """A step of training under a plan."""
 
-    def __init__(self, plan: Plan, work: Work) -> None:
+    def __init__(self, plan: Plan, stepping: Stepping) -> None:
         self.plan = plan
-        self._work = work
+        self._stepping = stepping
 
     def __call__(self, batch: Any) -> Tensor:
         """Clear the gradients, set those of `batch`, and let the optimizer step.
@@ -35,7 +35,7 @@ class PlannedStep:
         Returns:
             The loss, without a graph.
         """
-        return self._work.step(batch)
+        return self._stepping.step(batch)
 
     def gradients(self, batch: Any) -> Tensor:
         """The same without the optimizer: to clip gradients, or to look at them.
@@ -43,7 +43,7 @@ class PlannedStep:
         Returns:
             The loss, without a graph.
         """
-        return self._work.gradients(batch)
+        return self._stepping.gradients(batch)
 
 
 @contextmanager
@@ -60,9 +60,8 @@ def apply(
         yield running
         return
     check(plan, model)
-    step = PlannedStep(plan, Work(model, optimizer, loss_fn))
-    with carried_out(plan.decision):
-        _active[model] = step
+    with Stepping(Work(model, optimizer, loss_fn), plan.decision) as stepping:
+        step = _active[model] = PlannedStep(plan, stepping)
         try:
             yield step
         finally:

@@ -47,7 +47,6 @@ def _plan(request: Request, answers: Answers) -> None:
     budget = request.budget_bytes if request.budget_bytes is not None else room(gpu)
     with reported(request.target):
         subject = _subject(request, gpu, answers)
-        answers.send("phase", text="surveying", gpu=gpu.key, batch=request.batch, quiet=False)
         found = find_plan(
             subject,
             budget,

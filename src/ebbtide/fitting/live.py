@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from ebbtide.fitting.cpu_peak import peak_of
+from ebbtide.fitting.stepping import Stepping
 from ebbtide.fitting.subject import Replay
-from ebbtide.fitting.work import Work, bytes_of
+from ebbtide.fitting.work import Work, bytes_of, samples_of
 from ebbtide.plan.decision import Decision
 from ebbtide.plan.graph import StepGraph
-from ebbtide.train.carry_out import carried_out
 from ebbtide.train.live_survey import LiveSurvey
 
 
@@ -23,34 +25,35 @@ class LiveSubject:
     """Steps of a copy of `work` on `batch`; the model, its state and all generators stay."""
 
     gaps = False
+    steps = True
 
     def __init__(self, work: Work, batch: Any) -> None:
         self._work, self._batch = work, batch
+        self.batch_size = samples_of(batch)
 
-    def survey(self) -> StepGraph:
-        """A step after one that made the optimizer's state."""
+    def survey(self, decision: Decision) -> StepGraph:
+        """A step after two that made the optimizer's state and were timed."""
         with random_state_kept():
             copy = self._work.copied()
-            copy.step(self._batch)
-            copy.optimizer.zero_grad()
-            survey = LiveSurvey(bytes_of(copy, self._batch))
-            with survey.saved:
-                copy.step(self._batch)
-            return survey.graph()
+            with Stepping(copy, decision) as stepping:
+                stepping.step(self._batch)
+                started = time.perf_counter()
+                stepping.step(self._batch)
+                seconds = time.perf_counter() - started
+                copy.optimizer.zero_grad()
+                survey = LiveSurvey(bytes_of(copy, self._batch))
+                with survey.saved:
+                    stepping.step(self._batch)
+                return replace(survey.graph(), seconds=seconds)
 
     def replay(self, decision: Decision, limit_bytes: int) -> Replay:
         """A second step, under the profiler."""
         with random_state_kept():
             copy = self._work.copied()
-            copy.step(self._batch)
-            copy.optimizer.zero_grad()
-            base = bytes_of(copy, self._batch)
-
-            def step() -> None:
-                with carried_out(decision):
-                    copy.step(self._batch)
-
-            peak = base + peak_of(step)
+            with Stepping(copy, decision) as stepping:
+                stepping.step(self._batch)
+                copy.optimizer.zero_grad()
+                peak = bytes_of(copy, self._batch) + peak_of(lambda: stepping.step(self._batch))
             return Replay(peak, peak <= limit_bytes)
 
 

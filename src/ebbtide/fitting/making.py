@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ebbtide.fitting.fingerprint import fingerprint
-from ebbtide.fitting.plan import ALLOCATOR, RECOMPUTE, Plan
-from ebbtide.fitting.planner import Found, front
+from ebbtide.fitting.plan import (
+    ALLOCATOR,
+    IMPLEMENTATION,
+    IN_BACKWARD,
+    MICRO_BATCHES,
+    RECOMPUTE,
+    Plan,
+)
+from ebbtide.fitting.planner import Found, Way, front
 from ebbtide.fitting.technique import Technique
 from ebbtide.fitting.work import Work
 from ebbtide.plan.simulate import simulate
@@ -28,7 +35,8 @@ def made(
         plain_peak_bytes=found.plain_bytes,
         predicted_step_s=found.seconds,
         techniques=tuple(_techniques(found, budget_bytes)),
-        front=front(found.graph),
+        left=tuple(_left(found)),
+        front=front(found.ways),
         where=where,
         model=fingerprint(work.model) if work is not None else "",
         work=work,
@@ -36,6 +44,7 @@ def made(
 
 
 def _techniques(found: Found, budget_bytes: int) -> Iterator[Technique]:
+    yield from _of_way(found.way, found.ways[0], "")
     if found.decision.recompute is not None:
         yield _recompute(found, budget_bytes)
     if found.decision.expandable_segments:
@@ -49,6 +58,48 @@ def _techniques(found: Found, budget_bytes: int) -> Iterator[Technique]:
                 "these have none."
             ),
         )
+
+
+def _left(found: Found) -> Iterator[Technique]:
+    """The ways that were looked at and not taken, each as what it would have been."""
+    for way in found.ways[1:]:
+        if way.decision == found.way.decision:
+            continue
+        if way.graph is None:
+            yield from _of_way(way, found.ways[0], f"Not possible: {way.reason}")
+        elif way.graph.seconds >= found.seconds:
+            yield from _of_way(way, found.ways[0], "It would take longer than the plan.")
+        else:
+            yield from _of_way(
+                way, found.ways[0], "With what would have to be recomputed it takes no less time."
+            )
+
+
+def _of_way(way: Way, plain: Way, left: str) -> Iterator[Technique]:
+    """The techniques of a way; together they save what the way does, said with the first."""
+    saved, seconds = 0, 0.0
+    if way.graph is not None and plain.graph is not None:
+        saved = plain.peak_bytes - way.peak_bytes
+        seconds = way.graph.seconds - plain.graph.seconds
+    peak = f"The peak with everything kept goes from {format_bytes(plain.peak_bytes)} to "
+    reason = left or f"{peak}{format_bytes(way.peak_bytes)}."
+    decision = way.decision
+    rows: list[tuple[str, dict[str, object]]] = []
+    if decision.micro_batches > 1:
+        rows.append((MICRO_BATCHES, {"parts": decision.micro_batches}))
+    if decision.implementation is not None:
+        rows.append((IMPLEMENTATION, {"implementation": decision.implementation}))
+    if decision.optimizer_in_backward:
+        rows.append((IN_BACKWARD, {}))
+    for name, settings in rows:
+        yield Technique(
+            name=name,
+            settings=settings,
+            bytes_saved_at_peak=max(saved, 0),
+            seconds=seconds,
+            reason=reason,
+        )
+        saved, seconds, reason = 0, 0.0, f"Together with {name}: see there."
 
 
 def _recompute(found: Found, budget_bytes: int) -> Technique:
@@ -75,7 +126,7 @@ def _recompute(found: Found, budget_bytes: int) -> Technique:
         name=RECOMPUTE,
         settings={"keep": keep, "operations": [call.name for call in graph.calls]},
         bytes_saved_at_peak=max(plain - choice.outcome.peak_bytes, 0),
-        seconds=choice.outcome.seconds,
+        seconds=found.recompute_s,
         reason=(
             f"Without it the step needs {format_bytes(plain)} of {format_bytes(budget_bytes)}. "
             f"{len(graph.droppable) - len(choice.kept & graph.droppable)} of "

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 FORMAT = 1
 RECOMPUTE = "recompute"
 ALLOCATOR = "allocator settings"
+MICRO_BATCHES = "micro-batching"
+IMPLEMENTATION = "optimizer implementation"
+IN_BACKWARD = "optimizer in backward"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +76,14 @@ class Plan:
     @property
     def decision(self) -> Decision:
         """The techniques for the runtime."""
-        taken = self.technique(RECOMPUTE)
+        taken = {each.name: each.settings for each in self.techniques}
+        recompute = taken.get(RECOMPUTE)
         return Decision(
-            recompute=None if taken is None else _recompute(taken.settings),
-            expandable_segments=self.technique(ALLOCATOR) is not None,
+            recompute=None if recompute is None else _recompute(recompute),
+            expandable_segments=ALLOCATOR in taken,
+            micro_batches=taken.get(MICRO_BATCHES, {}).get("parts", 1),
+            implementation=taken.get(IMPLEMENTATION, {}).get("implementation"),
+            optimizer_in_backward=IN_BACKWARD in taken,
         )
 
     def apply(

@@ -7,11 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from ebbtide.errors import UsageError
-from ebbtide.fitting.plan import ALLOCATOR, FORMAT, RECOMPUTE, Plan
+from ebbtide.fitting.plan import (
+    ALLOCATOR,
+    FORMAT,
+    IMPLEMENTATION,
+    IN_BACKWARD,
+    MICRO_BATCHES,
+    RECOMPUTE,
+    Plan,
+)
 from ebbtide.fitting.planner import Point
 from ebbtide.fitting.technique import Technique
 
-_KNOWN = (RECOMPUTE, ALLOCATOR)
+_KNOWN = (RECOMPUTE, ALLOCATOR, MICRO_BATCHES, IMPLEMENTATION, IN_BACKWARD)
+_IMPLEMENTATIONS = ("plain", "foreach", "fused")
 _NUMBERS = (
     "budget_bytes",
     "predicted_peak_bytes",
@@ -79,8 +88,18 @@ def _technique(data: Any) -> Technique:
     technique = _row(data)
     if technique.name not in _KNOWN:
         raise ValueError(f"technique {technique.name!r}: known are {', '.join(_KNOWN)}")
+    settings = technique.settings
     if technique.name == RECOMPUTE:
-        _check_recompute(technique.settings)
+        _check_recompute(settings)
+    if technique.name == MICRO_BATCHES and (
+        not isinstance(settings["parts"], int) or settings["parts"] < 1
+    ):
+        raise ValueError(f"{MICRO_BATCHES}.parts: expected at least 1, got {settings['parts']!r}")
+    if technique.name == IMPLEMENTATION and settings["implementation"] not in _IMPLEMENTATIONS:
+        raise ValueError(
+            f"{IMPLEMENTATION}.implementation: expected {', '.join(_IMPLEMENTATIONS)}, got "
+            f"{settings['implementation']!r}"
+        )
     return technique
 
 

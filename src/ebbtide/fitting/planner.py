@@ -1,15 +1,15 @@
-"""Look at a step, choose, try the choice, and choose again with less where it was too much."""
+"""Look at steps, choose, try the choice, and choose again with less where it was too much."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from ebbtide.errors import DoesNotFitError
+from ebbtide.errors import DoesNotFitError, EbbtideError
 from ebbtide.fitting.subject import Replay, Subject
 from ebbtide.plan.choose import Choice, choose
-from ebbtide.plan.decision import Decision
+from ebbtide.plan.decision import PLAIN, Decision
 from ebbtide.plan.graph import StepGraph
 from ebbtide.plan.recompute import Recompute
 from ebbtide.plan.simulate import simulate
@@ -22,6 +22,26 @@ _TRIES = 7
 # Between what fits and what does not there may be something better.
 _REFINEMENTS = 2
 _POINTS = 8
+_MOST_PARTS = 64
+# By how much another way has to be quicker: predictions are no better, and timings differ.
+_WORTH = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to take the step before anything is recomputed.
+
+    Attributes:
+        decision: what is done.
+        graph: the step then; None where it cannot be taken so.
+        peak_bytes: of it with everything kept.
+        reason: why it cannot be taken so.
+    """
+
+    decision: Decision
+    graph: StepGraph | None
+    peak_bytes: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,23 +49,43 @@ class Found:
     """A choice that has been tried.
 
     Attributes:
-        graph: the step it is for.
-        choice: what to keep.
-        decision: the same for the runtime, with what else is done.
+        way: how the step is taken.
+        choice: what it keeps.
+        decision: all of it, for the runtime.
         replay: what a step came to.
-        plain_bytes: the peak without any plan.
+        ways: all that were looked at; the first is the plain one.
     """
 
-    graph: StepGraph
+    way: Way
     choice: Choice
     decision: Decision
     replay: Replay
-    plain_bytes: int
+    ways: tuple[Way, ...]
+
+    @property
+    def graph(self) -> StepGraph:
+        """The step."""
+        return _graph(self.way)
+
+    @property
+    def recompute_s(self) -> float:
+        """Seconds a step spends on computing again."""
+        return self.choice.outcome.seconds * self.way.decision.micro_batches
 
     @property
     def seconds(self) -> float:
         """Predicted time of a step."""
-        return self.graph.seconds + self.choice.outcome.seconds
+        return self.graph.seconds + self.recompute_s
+
+    @property
+    def plain(self) -> StepGraph:
+        """The step as it is."""
+        return _graph(self.ways[0])
+
+    @property
+    def plain_bytes(self) -> int:
+        """The peak of the step as it is."""
+        return self.ways[0].peak_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,43 +97,27 @@ class Point:
 
 
 def find_plan(
-    subject: Subject, budget_bytes: int, progress: Callable[[str], object] = lambda text: None
+    subject: Subject,
+    budget_bytes: int,
+    progress: Callable[[str], object] = lambda text: None,
+    *,
+    exact: bool = False,
 ) -> Found:
-    """What fits `budget_bytes` with the least computed again.
+    """What fits `budget_bytes` in the least time.
 
     Args:
         subject: takes the steps.
         budget_bytes: for the peak.
-        progress: told what is being done: ``"choosing"``, ``"trying"``.
+        exact: whether every bit has to be that of the plain step.
+        progress: told what is being done: ``"surveying"``, ``"choosing"``, ``"trying"``.
 
     Raises:
         DoesNotFitError: nothing does; the message says how much would.
     """
-    graph = subject.survey()
-    everything = Choice(graph.droppable, simulate(graph, graph.droppable))
-
-    def tried(aim: float) -> Found | float:
-        """What fits, or by how much it does not."""
-        progress("choosing")
-        choice = choose(graph, int(aim))
-        if choice is None:
-            return math.inf
-        progress("trying")
-        for decision in _decisions(graph, choice, subject.gaps):
-            replay = subject.replay(decision, budget_bytes)
-            if replay.fits:
-                return Found(
-                    graph=graph,
-                    choice=choice,
-                    decision=decision,
-                    replay=replay,
-                    plain_bytes=everything.outcome.peak_bytes,
-                )
-        return replay.peak_bytes - budget_bytes
-
+    search = _Search(subject, budget_bytes, progress, exact)
     best, aim, failed = None, float(budget_bytes), math.inf
     for attempt in range(_TRIES):
-        found = tried(aim)
+        found = search.tried(aim)
         if isinstance(found, Found):
             best = found
             break
@@ -102,24 +126,110 @@ def find_plan(
         failed = aim
         aim -= max(found, budget_bytes * _STEP_BACK * 2**attempt)
     if best is None:
-        raise DoesNotFitError(_nothing(graph, budget_bytes))
+        raise DoesNotFitError(_nothing(search.ways, budget_bytes))
     for _ in range(_REFINEMENTS if failed < math.inf else 0):
         middle = (aim + failed) / 2
-        found = tried(middle)
+        found = search.tried(middle)
         if isinstance(found, Found):
             best, aim = min(best, found, key=lambda each: each.seconds), middle
         else:
             failed = middle
-    return best
+    return replace(best, ways=tuple(search.ways))
 
 
-def _decisions(graph: StepGraph, choice: Choice, gaps: bool) -> Iterator[Decision]:
+class _Search:
+    """Ways that have been looked at, as far as they were needed."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        budget_bytes: int,
+        progress: Callable[[str], object],
+        exact: bool,
+    ) -> None:
+        self.subject, self.budget_bytes, self.progress = subject, budget_bytes, progress
+        self.exact = exact
+        self.ways = [self._way(PLAIN)]
+        self._waiting = self._others()
+
+    def tried(self, aim: float) -> Found | float:
+        """What fits with a peak of at most `aim` bytes, or by how much it is over the budget."""
+        chosen = self._chosen(aim)
+        if chosen is None:
+            return math.inf
+        way, choice = chosen
+        self.progress("trying")
+        for decision in _decisions(way, choice, self.subject.gaps):
+            replay = self.subject.replay(decision, self.budget_bytes)
+            if replay.fits:
+                return Found(way=way, choice=choice, decision=decision, replay=replay, ways=())
+        return replay.peak_bytes - self.budget_bytes
+
+    def _chosen(self, aim: float) -> tuple[Way, Choice] | None:
+        """The quickest choice of all ways; others than the plain one where that recomputes."""
+        best: tuple[float, Way, Choice] | None = None
+        position = 0
+        while True:
+            if position == len(self.ways):
+                decision = next(self._waiting, None)
+                if decision is None or (best is not None and not best[2].outcome.calls):
+                    break
+                self.ways.append(self._way(decision))
+            way = self.ways[position]
+            position += 1
+            if way.graph is None or (best is not None and way.graph.seconds >= best[0]):
+                continue
+            self.progress("choosing")
+            choice = choose(way.graph, int(aim))
+            if choice is None:
+                continue
+            seconds = way.graph.seconds + choice.outcome.seconds * way.decision.micro_batches
+            if best is None or seconds < best[0] * (1 - _WORTH):
+                best = seconds, way, choice
+        return None if best is None else (best[1], best[2])
+
+    def _way(self, decision: Decision) -> Way:
+        self.progress("surveying")
+        try:
+            graph = self.subject.survey(decision)
+        except EbbtideError as error:
+            if decision == PLAIN:
+                raise
+            return Way(decision, None, reason=str(error))
+        return Way(decision, graph, simulate(graph, graph.droppable).peak_bytes)
+
+    def _others(self) -> Iterator[Decision]:
+        """Other ways, as long as they help: the cheap ones first."""
+        if not self.subject.steps:
+            return
+        yield Decision(optimizer_in_backward=True)
+        if self.exact:
+            return
+        if self.subject.gaps:  # on a GPU
+            yield Decision(implementation="fused")
+        parts = 2
+        while parts <= min(self.subject.batch_size, _MOST_PARTS):
+            yield Decision(micro_batches=parts)
+            if self.ways[-1].graph is None:
+                return
+            yield Decision(micro_batches=parts, optimizer_in_backward=True)
+            parts *= 2
+
+
+def _decisions(way: Way, choice: Choice, gaps: bool) -> Iterator[Decision]:
     """How to keep what was chosen, the simplest first."""
+    graph = _graph(way)
     whole = choice.kept >= graph.droppable
-    recompute = None if whole else Recompute.of(graph, choice.kept)
-    yield Decision(recompute=recompute)
+    made = replace(way.decision, recompute=None if whole else Recompute.of(graph, choice.kept))
+    yield made
     if gaps:
-        yield Decision(recompute=recompute, expandable_segments=True)
+        yield replace(made, expandable_segments=True)
+
+
+def _graph(way: Way) -> StepGraph:
+    if way.graph is None:
+        raise ValueError(f"{way.decision} has no step")
+    return way.graph
 
 
 def smallest_bytes(graph: StepGraph) -> int:
@@ -135,27 +245,29 @@ def smallest_bytes(graph: StepGraph) -> int:
     return high
 
 
-def front(graph: StepGraph, points: int = _POINTS) -> tuple[Point, ...]:
-    """Budgets between the least and what everything kept takes, with their step times."""
-    most = simulate(graph, graph.droppable).peak_bytes
-    least = smallest_bytes(graph)
+def front(ways: Iterable[Way], points: int = _POINTS) -> tuple[Point, ...]:
+    """Budgets from the least that any way reaches to what the plain step takes, with times."""
+    graphs = [(way.graph, way.decision.micro_batches) for way in ways if way.graph is not None]
+    most = simulate(graphs[0][0], graphs[0][0].droppable).peak_bytes
+    least = min(smallest_bytes(graph) for graph, _ in graphs)
     found: list[Point] = []
     for i in range(points):
-        choice = choose(graph, least + (most - least) * i // max(points - 1, 1))
-        if choice is None:
-            continue
-        point = Point(choice.outcome.peak_bytes, graph.seconds + choice.outcome.seconds)
-        if not found or point.step_s < found[-1].step_s:
-            found.append(point)
+        budget = least + (most - least) * i // max(points - 1, 1)
+        best: Point | None = None
+        for graph, parts in graphs:
+            choice = choose(graph, budget) if best is None or graph.seconds < best.step_s else None
+            if choice is None:
+                continue
+            seconds = graph.seconds + choice.outcome.seconds * parts
+            if best is None or seconds < best.step_s:
+                best = Point(choice.outcome.peak_bytes, seconds)
+        if best is not None and (not found or best.step_s < found[-1].step_s):
+            found.append(best)
     return tuple(found)
 
 
-def least_step(points: Sequence[Point]) -> float:
-    """The time of the fastest."""
-    return min(point.step_s for point in points)
-
-
-def _nothing(graph: StepGraph, budget_bytes: int) -> str:
+def _nothing(ways: list[Way], budget_bytes: int) -> str:
+    graph = _graph(ways[0])
     if graph.base_bytes > budget_bytes:
         return (
             "Parameters, buffers, optimizer state and inputs take "
@@ -163,10 +275,10 @@ def _nothing(graph: StepGraph, budget_bytes: int) -> str:
             f"{format_bytes(budget_bytes)}. Recomputing activations cannot help; what would are "
             "fewer or smaller parameters, or an optimizer with less state."
         )
-    least = smallest_bytes(graph)
+    least = min(smallest_bytes(way.graph) for way in ways if way.graph is not None)
     gaps = "" if least > budget_bytes else " The caching allocator leaves gaps beside that."
     return (
-        f"Recomputing activations brings the peak down to about {format_bytes(least)}, of which "
+        f"Everything tried brings the peak down to about {format_bytes(least)}, of which "
         f"{format_bytes(graph.base_bytes)} are parameters, buffers, optimizer state and inputs; "
         f"the budget is {format_bytes(budget_bytes)}.{gaps} Give it more, or a smaller batch."
     )

@@ -27,12 +27,21 @@ class Subject(Protocol):
 
     Attributes:
         gaps: whether its allocator leaves gaps that settings can close.
+        steps: whether the steps are ours, so that other things can be done in them than what
+            hooks below the program do.
+        batch_size: samples of a step, as far as batches can be taken in parts.
     """
 
     gaps: bool
+    steps: bool
+    batch_size: int
 
-    def survey(self) -> StepGraph:
-        """A steady step."""
+    def survey(self, decision: Decision) -> StepGraph:
+        """A steady step taken as `decision` says, of which nothing is recomputed.
+
+        Raises:
+            EbbtideError: it cannot be taken so.
+        """
 
     def replay(self, decision: Decision, limit_bytes: int) -> Replay:
         """Steps taken as `decision` says, with no more than `limit_bytes`."""

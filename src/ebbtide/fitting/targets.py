@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,13 @@ def architecture(request: Request, gpu: Gpu) -> Subject:
     if options.inference:
         raise UsageError("--inference: there is no step to plan. `ebbtide predict` answers that.")
 
-    def built() -> Callable[[], Any]:
+    @contextmanager
+    def make(decision: Decision) -> Iterator[Callable[[], Any]]:
         running = build(found, options, "cuda")
-        return lambda: running.step(0)
+        with carried_out(decision):
+            yield lambda: running.step(0)
 
-    return VirtualSubject(built, gpu)
+    return VirtualSubject(make, gpu)
 
 
 class Forked:
@@ -52,15 +54,17 @@ class Forked:
     """
 
     gaps = True
+    steps = False
+    batch_size = 1
 
     def __init__(self, inner: Subject, forks: Forks, request: Request) -> None:
         self._inner, self._forks, self._request = inner, forks, request
         self._runs = 0
 
-    def survey(self) -> StepGraph:
+    def survey(self, decision: Decision) -> StepGraph:
         """In a fork."""
         path = self._path()
-        self._run(lambda: save_graph(self._inner.survey(), path))
+        self._run(lambda: save_graph(self._inner.survey(decision), path))
         return load_graph(path)
 
     def replay(self, decision: Decision, limit_bytes: int) -> Replay:
@@ -87,7 +91,8 @@ class Forked:
 def function(request: Request, gpu: Gpu, forks: Forks) -> Subject:
     """What ``module:function`` builds."""
 
-    def built() -> Callable[[], Any]:
+    @contextmanager
+    def make(decision: Decision) -> Iterator[Callable[[], Any]]:
         forks.started()
         with reported(request.target):
             workload = FunctionWorkload(
@@ -98,20 +103,23 @@ def function(request: Request, gpu: Gpu, forks: Forks) -> Subject:
                     f"{request.target} returns no optimizer and no loss function: there is no step "
                     "to plan."
                 )
-            return workload.step
+            with carried_out(decision):
+                yield workload.step
 
-    return Forked(VirtualSubject(built, gpu), forks, request)
+    return Forked(VirtualSubject(make, gpu), forks, request)
 
 
 class _Script:
     """A script, unmodified."""
 
     gaps = True
+    steps = False
+    batch_size = 1
 
     def __init__(self, request: Request, gpu: Gpu, forks: Forks) -> None:
         self._request, self._gpu, self._forks = request, gpu, forks
 
-    def survey(self) -> StepGraph:
+    def survey(self, decision: Decision) -> StepGraph:
         watch = SecondStep()
         self._run(VirtualGpu(self._gpu), watch)
         if watch.survey is None or not watch.complete:

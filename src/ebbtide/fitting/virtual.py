@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,7 +13,6 @@ from ebbtide.fitting.subject import Replay
 from ebbtide.gpus import Gpu, context_bytes
 from ebbtide.plan.decision import Decision
 from ebbtide.plan.graph import StepGraph
-from ebbtide.train.carry_out import carried_out
 from ebbtide.train.survey import Survey
 from ebbtide.vgpu.allocator import AllocatorConfig
 from ebbtide.vgpu.virtual_gpu import VirtualGpu, torch_release
@@ -21,26 +20,40 @@ from ebbtide.vgpu.virtual_gpu import VirtualGpu, torch_release
 # The first makes the optimizer's state.
 _STEPS = 2
 
-Step = Callable[[], Any]
+
+class Taker(Protocol):
+    """What takes steps on the virtual GPU that is on."""
+
+    def __call__(self) -> Any:
+        """One step."""
+
+
+class Maker(Protocol):
+    """Builds what takes steps, with the contexts of a decision."""
+
+    def __call__(self, decision: Decision) -> AbstractContextManager[Taker]:
+        """A context in which steps are taken as `decision` says."""
 
 
 class VirtualSubject:
-    """Steps of what `build` makes on a virtual GPU that is on.
+    """Steps of what `make` builds on a virtual GPU that is on.
 
     Args:
-        build: returns a function that takes one step.
+        make: builds it.
         gpu: where.
+        steps: whether it can do all that a decision says; else it recomputes at most.
+        batch_size: samples of a step.
     """
 
     gaps = True
 
-    def __init__(self, build: Callable[[], Step], gpu: Gpu) -> None:
-        self._build, self._gpu = build, gpu
+    def __init__(self, make: Maker, gpu: Gpu, *, steps: bool = False, batch_size: int = 1) -> None:
+        self._make, self._gpu = make, gpu
+        self.steps, self.batch_size = steps, batch_size
 
-    def survey(self) -> StepGraph:
+    def survey(self, decision: Decision) -> StepGraph:
         """The second step: the first makes the optimizer's state."""
-        with VirtualGpu(self._gpu) as gpu:
-            step = self._build()
+        with VirtualGpu(self._gpu) as gpu, self._make(decision) as step:
             step()
             survey = Survey(gpu)
             with survey.saved:
@@ -51,8 +64,7 @@ class VirtualSubject:
         """Two steps on a GPU that has `limit_bytes` for PyTorch."""
         with limited(self._gpu, decision, limit_bytes) as gpu:
             try:
-                step = self._build()
-                with carried_out(decision):
+                with self._make(decision) as step:
                     for _ in range(_STEPS):
                         step()
             except torch.OutOfMemoryError:

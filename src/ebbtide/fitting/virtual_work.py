@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from ebbtide.fitting.stepping import Stepping
+from ebbtide.fitting.virtual import Maker
 from ebbtide.fitting.work import Work, optimizer_on
+from ebbtide.plan.decision import Decision
 from ebbtide.workloads.entry import mapped
 from ebbtide.workloads.given import check_kinds, copy_without_data, eager, note_compiled
 
 
-def building(work: Work, batch: Any) -> Callable[[], Callable[[], Any]]:
-    """What builds a step of `work` on the virtual GPU that is on then."""
+def making(work: Work, batch: Any) -> Maker:
+    """What builds steps of `work` on the virtual GPU that is on then."""
 
-    def build() -> Callable[[], Any]:
+    @contextmanager
+    def make(decision: Decision) -> Iterator[Callable[[], Any]]:
         check_kinds(work.model)
         note_compiled(work.model, work.loss_fn)
         given = eager(work.model)
@@ -23,10 +28,7 @@ def building(work: Work, batch: Any) -> Callable[[], Callable[[], Any]]:
             for one, other in zip(given.parameters(), model.parameters(), strict=True)
         }
         copy = Work(model, optimizer_on(work.optimizer, memo, state=False), work.loss_fn)
+        with Stepping(copy, decision, verify=False) as stepping:
+            yield lambda: stepping.step(mapped(batch, lambda tensor: tensor.to("cuda")))
 
-        def step() -> None:
-            copy.step(mapped(batch, lambda tensor: tensor.to("cuda")))
-
-        return step
-
-    return build
+    return make

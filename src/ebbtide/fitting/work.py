@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ebbtide.errors import UsageError
-from ebbtide.fitting.objective import LossFunction, objective_of
+from ebbtide.fitting.objective import LossFunction
+from ebbtide.train.splitting import CannotSplitError, batch_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +23,6 @@ class Work:
     model: nn.Module
     optimizer: Optimizer
     loss_fn: LossFunction | None
-
-    def gradients(self, batch: Any) -> Tensor:
-        """Set the gradients of `batch`, and return its loss."""
-        self.optimizer.zero_grad()
-        loss = objective_of(self.model, self.loss_fn)(batch)
-        torch.autograd.backward(loss)
-        return loss.detach()
-
-    def step(self, batch: Any) -> Tensor:
-        """One step of training. Returns the loss."""
-        loss = self.gradients(batch)
-        self.optimizer.step()
-        return loss
 
     def copied(self) -> Work:
         """The same with tensors of its own.
@@ -89,3 +76,11 @@ def bytes_of(work: Work, batch: Any) -> int:
     found += [each for state in work.optimizer.state.values() for each in tensors_of(state)]
     storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in found}
     return sum(storage.nbytes() for storage in storages.values())
+
+
+def samples_of(batch: Any) -> int:
+    """Samples of `batch`: its first dimension where it has one that can be taken in parts."""
+    try:
+        return batch_size(batch)
+    except CannotSplitError:
+        return 1

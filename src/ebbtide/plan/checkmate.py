@@ -355,9 +355,7 @@ class _Program:
             closed = found.status == 2
             return Optimum(None, float("inf") if closed else bound, closed, frozenset(), {})
         bound = scale * float(found.mip_dual_bound) if found.mip_dual_bound is not None else 0.0
-        seconds = float(
-            sum(self.costs[at] for at in self.call.values() if found.x[at] > 0.5)
-        )
+        seconds = float(sum(self.costs[at] for at in self.call.values() if found.x[at] > 0.5))
         held: dict[int, set[int]] = {stage.event: set() for stage in self.stages}
         for t, each in self._held(found.x):
             if t:
@@ -400,6 +398,5 @@ def _stages(graph: StepGraph) -> list[_Stage]:
             groups.append([use])
     ends = [*(group[0].event for group in groups[1:]), index.end]
     return [
-        _Stage(group[0].event, end, tuple(group))
-        for group, end in zip(groups, ends, strict=True)
+        _Stage(group[0].event, end, tuple(group)) for group, end in zip(groups, ends, strict=True)
     ]
