@@ -98,7 +98,7 @@ def test_shapes_alone_are_looked_at_once(passes: list[int]) -> None:
         step(_batch(8, seed))
     assert passes == [8, 4]
     step(_batch(7, 0))
-    assert passes == [8, 4, 7, 4, 3]
+    assert passes == [8, 4, 7, 3]  # of parts of 4 and 3, those of 3 are new
 
 
 def test_another_batch_is_not_the_first_one_again() -> None:
@@ -118,7 +118,7 @@ def test_what_is_no_tensor_may_matter(passes: list[int]) -> None:
     )
     for scale in (1.0, 2.0):
         step((*_batch(8, 0), scale))
-    assert passes == [8, 4] * 2
+    assert passes == [8, 4, 4] * 2
 
 
 def test_the_first_batch_is_checked(passes: list[int]) -> None:
@@ -251,6 +251,7 @@ def _masked(b: Any) -> Tensor:
 
 
 _COUNT = torch.zeros((), dtype=torch.float64)
+_FACTOR = [1.0]
 
 
 def _by_a_count_outside(h: Tensor, b: Any) -> Tensor:
@@ -258,39 +259,52 @@ def _by_a_count_outside(h: Tensor, b: Any) -> Tensor:
     return F.cross_entropy(h, b[1], reduction="sum") / _COUNT
 
 
-OF_VALUES: dict[str, tuple[Callable[[Tensor, Any], Tensor], bool]] = {
-    # The loss of outputs and batch, and whether it is read once for all batches.
-    "labels": (lambda h, b: F.cross_entropy(h, b[1]), True),
-    "labels set in place": (lambda h, b: F.cross_entropy(h, _masked(b)), True),
-    "labels of a view": (lambda h, b: F.cross_entropy(h.view(-1, 10), b[1].view(-1)), True),
-    "smoothing": (lambda h, b: F.cross_entropy(h, b[1], label_smoothing=0.1), True),
+OF_VALUES: dict[str, tuple[Callable[[Tensor, Any], Tensor], int]] = {
+    # The loss of outputs and batch, and in how many of four batches it is read anew.
+    "labels": (lambda h, b: F.cross_entropy(h, b[1]), 1),
+    "labels set in place": (lambda h, b: F.cross_entropy(h, _masked(b)), 1),
+    "labels of a view": (lambda h, b: F.cross_entropy(h.view(-1, 10), b[1].view(-1)), 1),
+    "smoothing": (lambda h, b: F.cross_entropy(h, b[1], label_smoothing=0.1), 1),
     "a mask": (
         lambda h, b: (h.square().mean(-1) * (b[1] >= 0)).sum() / (b[1] >= 0).sum().clamp(min=1),
-        True,
+        1,
     ),
-    "a mean of floats": (lambda h, b: (h.sum(-1) * b[0][:, 0]).sum() / b[0].abs().sum(), True),
-    "a count outside": (_by_a_count_outside, True),
-    "a number of the mask": (lambda h, b: h.square().sum() / (b[1] >= 0).sum().item(), False),
-    "a list": (lambda h, b: h.square().sum() / sum((b[1] >= 0).tolist()), False),
-    "numpy": (lambda h, b: h.square().sum() / float((b[1] >= 0).numpy().sum()), False),
+    "a mean of floats": (lambda h, b: (h.sum(-1) * b[0][:, 0]).sum() / b[0].abs().sum(), 1),
+    "a count outside": (_by_a_count_outside, 1),
+    # Two of the batches have as many labels.
+    "a number of the mask": (lambda h, b: h.square().sum() / (b[1] >= 0).sum().item(), 3),
+    "a list": (lambda h, b: h.square().sum() / sum((b[1] >= 0).tolist()), 4),
+    "numpy": (lambda h, b: h.square().sum() / float((b[1] >= 0).numpy().sum()), 4),
     "a branch": (
         lambda h, b: h.square().sum() / (3 if (b[1] >= 0).sum() > len(b[1]) / 2 else 5),
-        False,
+        2,
     ),
-    "chosen rows": (lambda h, b: F.cross_entropy(h[b[1] >= 0], b[1][b[1] >= 0]), False),
-    "chosen elements": (lambda h, b: h.masked_select(b[1][:, None] >= 0).square().mean(), False),
-    "chosen places": (lambda h, b: h[(b[1] >= 0).nonzero()[:, 0]].square().mean(), False),
-    "two losses": (lambda h, b: F.cross_entropy(h, b[1]) + h.square().mean(), False),
+    "looked up": (
+        lambda h, b: (
+            (h.sum(-1) * h.new_ones(10)[b[1].clamp(min=0)]).sum()
+            / torch.arange(10.0)[b[1].clamp(min=0)].sum()
+        ),
+        1,
+    ),
+    "chosen rows": (lambda h, b: F.cross_entropy(h[b[1] >= 0], b[1][b[1] >= 0]), 4),
+    "chosen elements": (lambda h, b: h.masked_select(b[1][:, None] >= 0).square().mean(), 4),
+    "chosen places": (lambda h, b: h[(b[1] >= 0).nonzero()[:, 0]].square().mean(), 4),
+    "two losses": (lambda h, b: F.cross_entropy(h, b[1]) + h.square().mean(), 1),
+    "two losses with a factor outside": (
+        lambda h, b: F.cross_entropy(h, b[1]) + _FACTOR[0] * h.square().mean(),
+        1,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", OF_VALUES)
 def test_batches_of_the_same_shape_and_other_values(name: str, passes: list[int]) -> None:
-    loss, once = OF_VALUES[name]
+    loss, reads = OF_VALUES[name]
     whole, split = _model(), _model()
     step = MicroBatches(lambda b: loss(split(b[0]), b), split.parameters(), 3, verify=False)
     for seed in range(4):
         _COUNT.fill_(seed + 1)
+        _FACTOR[0] = 0.5 + seed
         batch = _batch(9, seed)
         expected = loss(whole(batch[0]), batch)
         expected.backward()  # type: ignore[no-untyped-call]
@@ -300,4 +314,4 @@ def test_batches_of_the_same_shape_and_other_values(name: str, passes: list[int]
         assert a.grad is not None
         assert b.grad is not None
         assert torch.allclose(a.grad, b.grad, rtol=1e-10)
-    assert (passes.count(9) == 1) is once
+    assert passes.count(9) == reads

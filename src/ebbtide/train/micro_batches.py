@@ -57,35 +57,54 @@ def _run(objective: Objective, part: Part, backward: Callable[[Tensor], None]) -
         return weighted.detach()
     with _Numbers() as numbers:
         loss = objective(part.batch)
-    value = weigh(loss, part, numbers.found)
+    weighing = _Weighing(loss, part, numbers.found)
     backward(loss)
-    return value
+    return weighing.value()
 
 
-def weigh(loss: Tensor, part: Part, numbers: list[Tensor]) -> Tensor:
-    """Weight the terms of `loss` in its backward pass, and in what is returned.
+class _Weighing:
+    """Weights the terms of a loss in its backward pass, and then in its value.
+
+    A term's node is told what the term counts in the loss, by its gradient over that of the
+    loss; so factors need not be known before.
 
     Args:
         loss: of `part`.
         part: has terms.
         numbers: what of the forward pass is one number.
     """
-    made = {number.grad_fn: number.detach() for number in numbers if number.grad_fn is not None}
-    total = torch.zeros_like(loss.detach())
-    rest = loss.detach().clone()
-    for term in part.terms:
-        node = node_at(loss, term.path)
-        node.register_prehook(_weighting(term.weight))
-        value = made[node].reshape(loss.shape) * term.factor
-        rest = rest - value
-        if term.weight:
-            total = total + value * term.weight
-    # What no gradient goes through: constants.
-    return total + rest.nan_to_num() * part.share
+
+    def __init__(self, loss: Tensor, part: Part, numbers: list[Tensor]) -> None:
+        self.loss, self.part = loss.detach(), part
+        made = {number.grad_fn: number.detach() for number in numbers if number.grad_fn}
+        self._outer = torch.ones(())
+        self._terms: list[tuple[Tensor, float, list[Tensor]]] = []
+        loss.register_hook(self._begin)
+        for term in part.terms:
+            node = node_at(loss, term.path)
+            gradients: list[Tensor] = []
+            self._terms.append((made[node], term.weight, gradients))
+            node.register_prehook(_weighting(term.weight, gradients))
+
+    def _begin(self, gradient: Tensor) -> None:
+        self._outer = gradient.detach()
+
+    def value(self) -> Tensor:
+        """What the part's loss counts in the loss of the batch, after backward."""
+        total, rest = torch.zeros_like(self.loss), self.loss
+        for number, weight, gradients in self._terms:
+            for gradient in gradients:
+                value = (number * gradient / self._outer).reshape(self.loss.shape)
+                rest = rest - value
+                if weight:
+                    total = total + value * weight
+        # What no gradient goes through: constants.
+        return total + rest.nan_to_num() * self.part.share
 
 
-def _weighting(weight: float) -> Callable[[Any], Any]:
+def _weighting(weight: float, seen: list[Tensor]) -> Callable[[Any], Any]:
     def hook(gradients: Any) -> Any:
+        seen.extend(g.detach() for g in gradients if g is not None)
         return tuple(
             g if g is None else (torch.zeros_like(g) if weight == 0 else g * weight)
             for g in gradients

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
 from ebbtide.train.splitting import CannotSplitError, batch_size, part_sizes, split_batch
 from ebbtide.train.splitting_hollow import Hollow, hollow_loss, unobserved
@@ -16,6 +17,7 @@ from ebbtide.train.splitting_program import Place, Program
 from ebbtide.train.splitting_terms import Term, terms
 
 Objective = Callable[[Any], Tensor]
+_KEPT = 8  # graphs for one shape: as many ways through the code
 _CLOSE = 1e-6  # of counts in float32 that are compared
 
 
@@ -26,12 +28,10 @@ class Weighted:
     Attributes:
         path: which input to follow from the loss on, to get to its node.
         weight: by which it counts in the batch.
-        factor: of the node's output in the loss.
     """
 
     path: tuple[int, ...]
     weight: float
-    factor: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,80 +51,86 @@ class Part:
     terms: tuple[Weighted, ...] = ()
 
 
-class Reading:
-    """What a loss reduces over, read from one batch; good for others of the same shapes.
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """The loss of one batch without values, and how to get its numbers for another one."""
+
+    loss: Tensor
+    program: Program
+    repeatable: bool
+
+
+class Reader:
+    """Finds what the parts of batches count, and keeps what it read from batches before.
+
+    A batch of shapes that are known, in which Python saw the same numbers, needs no pass
+    through the model.
 
     Args:
         objective: the loss of one batch, with the model bound.
         parameters: all parameters of the model, frozen ones too.
-        batch: any nesting of tensors.
         parts: how many micro-batches.
         dim: the batch dimension.
         allow_random: split although dropout will draw other bits.
-
-    Attributes:
-        again: whether it holds for other batches of the same shapes.
-
-    Raises:
-        CannotSplitError: with the reason; nothing has been changed.
     """
 
     def __init__(
         self,
         objective: Objective,
-        parameters: list[Tensor],
-        batch: Any,
+        parameters: Iterable[Tensor],
         parts: int,
         *,
         dim: int = 0,
         allow_random: bool = False,
     ) -> None:
-        self.dim = dim
-        self.sizes = part_sizes(batch_size(batch, dim), parts)
-        whole = hollow_loss(objective, parameters, batch)
-        _refuse(whole[1], allow_random, parts)
-        batches = [batch, *split_batch(batch, parts, dim)]
-        # Parts of the same size are alike, unless values decide what is computed.
-        for alike in (True, False):
-            losses = [whole]
-            known: dict[int, tuple[Tensor, Hollow]] = {}
-            for size, each in zip(self.sizes, batches[1:], strict=True):
-                if size not in known or not alike:
-                    known[size] = hollow_loss(objective, parameters, each)
-                losses.append(known[size])
-            with unobserved():
-                self.terms = terms([loss for loss, _ in losses])
-            self.programs = self._programs([seen for _, seen in losses], batches)
-            self.again = not any(seen.by_value for _, seen in losses) and all(
-                program.repeatable() for program in self.programs
-            )
-            if self.again:
-                break
-        _check(self.terms, parts)
+        self.objective, self.parameters = objective, list(parameters)
+        self.count, self.dim, self.allow_random = parts, dim, allow_random
+        self._graphs: dict[Any, list[_Graph]] = {}
 
     def parts(self, batch: Any) -> list[Part]:
-        """The parts of `batch`, of the shapes of the one that was read."""
+        """The parts of `batch`.
+
+        Raises:
+            CannotSplitError: with the reason; nothing has been changed.
+        """
+        sizes = part_sizes(batch_size(batch, self.dim), self.count)
         with unobserved():
-            batches = split_batch(batch, len(self.sizes), self.dim)
-            known: list[Mapping[Place, Tensor]] = [{} for _ in self.programs]
-            if self.again:
-                given = zip(self.programs, [batch, *batches], strict=True)
-                known = [program.run(each) for program, each in given]
-            found = [_Figures(term, known) for term in self.terms]
-        _check_figures(found, len(self.sizes))
-        samples = sum(self.sizes)
+            batches = split_batch(batch, self.count, self.dim)
+            read = [self._read(each) for each in (batch, *batches)]
+            found = terms([graph.loss for graph, _ in read])
+            _check(found, self.count)
+            figures = [_Figures(term, [known for _, known in read]) for term in found]
+        _check_figures(figures, self.count)
         return [
-            _part(number, batches[number], size / samples, found)
-            for number, size in enumerate(self.sizes)
+            _part(number, batches[number], size / sum(sizes), figures)
+            for number, size in enumerate(sizes)
         ]
 
-    def _programs(self, seen: list[Hollow], batches: list[Any]) -> list[Program]:
-        made: dict[int, Program] = {}
-        for number, (each, batch) in enumerate(zip(seen, batches, strict=True)):
-            if id(each) not in made:
-                wanted = [t for term in self.terms for t in term.tensors(number)]
-                made[id(each)] = Program(each.calls, batch, wanted)
-        return [made[id(each)] for each in seen]
+    def _read(self, batch: Any) -> tuple[_Graph, Mapping[Place, Tensor]]:
+        """The graph of `batch`, and the values of numbers in it."""
+        key = _shapes(batch)
+        for graph in self._graphs.get(key, ()):
+            known = graph.program.run(batch)
+            if known is not None:
+                return graph, known
+        loss, seen = hollow_loss(self.objective, self.parameters, batch)
+        _refuse(seen, self.allow_random, self.count)
+        program = Program(seen.calls, batch)
+        repeatable = key is not None and not seen.by_value and program.repeatable()
+        graph = _Graph(loss, program, repeatable)
+        if repeatable:
+            kept = self._graphs.setdefault(key, [])
+            kept.append(graph)
+            del kept[:-_KEPT]
+        return graph, {}
+
+
+def _shapes(batch: Any) -> Any:
+    """What a batch of tensors looks like; None where something else may matter."""
+    leaves, spec = pytree.tree_flatten(batch)
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        return None
+    return str(spec), tuple((leaf.shape, leaf.dtype, leaf.device) for leaf in leaves)
 
 
 class _Figures:
@@ -133,7 +139,6 @@ class _Figures:
     def __init__(self, term: Term, known: list[Mapping[Place, Tensor]]) -> None:
         self.term = term
         self.weights = term.weights(known)
-        self.outside = term.outside(known)
 
 
 def plan_parts(
@@ -145,7 +150,7 @@ def plan_parts(
     dim: int = 0,
     allow_random: bool = False,
 ) -> list[Part]:
-    """Split `batch` and find what each part's loss counts; arguments as of `Reading`.
+    """Split `batch` and find what each part's loss counts; arguments as of `Reader`.
 
     On a virtual GPU the parts are those of `share_parts`.
 
@@ -155,8 +160,8 @@ def plan_parts(
     parameters = list(parameters)
     if parts == 1 or any(isinstance(p, FakeTensor) for p in parameters):
         return share_parts(batch, parts, dim=dim)
-    reading = Reading(objective, parameters, batch, parts, dim=dim, allow_random=allow_random)
-    return reading.parts(batch)
+    reader = Reader(objective, parameters, parts, dim=dim, allow_random=allow_random)
+    return reader.parts(batch)
 
 
 def share_parts(batch: Any, parts: int, *, dim: int = 0) -> list[Part]:
@@ -248,7 +253,7 @@ def _part(number: int, batch: Any, share: float, found: list[_Figures]) -> Part:
                 "reduction to one number that can be weighted by itself. Reduce it with sum()."
             )
         weight = each.weights[number] * (1 if term.over_batch else share)
-        weighted.append(Weighted(path=term.path, weight=weight, factor=each.outside[1 + number]))
+        weighted.append(Weighted(path=term.path, weight=weight))
     return Part(batch=batch, share=share, weight=None, terms=tuple(weighted))
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
 from ebbtide.train.micro_batches import run_parts
-from ebbtide.train.micro_batches_plan import Objective, Part, Reading, share_parts
+from ebbtide.train.micro_batches_plan import Objective, Part, Reader, share_parts
 from ebbtide.train.splitting import batch_size
 from ebbtide.train.splitting_check import verify_split
 
@@ -53,7 +52,7 @@ class MicroBatches:
         self.virtual = any(isinstance(p, FakeTensor) for p in self.parameters)
         self.verify = verify and parts > 1 and not self.virtual
         self.backward, self.hold = backward, hold
-        self._known: dict[Any, Reading] = {}
+        self._readers: dict[int, Reader] = {}
 
     def __call__(self, batch: Any) -> Tensor:
         """Forward and backward of `batch`.
@@ -78,28 +77,13 @@ class MicroBatches:
         parts = min(self.parts, batch_size(batch, self.dim))
         if parts == 1 or self.virtual:
             return share_parts(batch, parts, dim=self.dim)
-        key = _shapes(batch)
-        known = self._known.get(key) if key is not None else None
-        if known is not None:
-            return known.parts(batch)
-        reading = Reading(
-            self.objective,
-            self.parameters,
-            batch,
-            parts,
-            dim=self.dim,
-            allow_random=self.allow_random,
-        )
-        made = reading.parts(batch)
-        # Where terms are weighted apart, factors of the objective's own are in the figures.
-        if key is not None and reading.again and all(part.weight is not None for part in made):
-            self._known[key] = reading
-        return made
-
-
-def _shapes(batch: Any) -> Any:
-    """What a batch of tensors looks like; None where something else may matter."""
-    leaves, spec = pytree.tree_flatten(batch)
-    if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        return None
-    return str(spec), tuple((leaf.shape, leaf.dtype, leaf.device) for leaf in leaves)
+        reader = self._readers.get(parts)
+        if reader is None:
+            reader = self._readers[parts] = Reader(
+                self.objective,
+                self.parameters,
+                parts,
+                dim=self.dim,
+                allow_random=self.allow_random,
+            )
+        return reader.parts(batch)

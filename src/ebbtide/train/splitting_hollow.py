@@ -45,11 +45,9 @@ _BY_VALUE = (
     GuardOnDataDependentSymNode,
     UnsupportedFakeTensorException,
 )
+_MASKS = (torch.bool, torch.uint8)
 _SHAPED = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-_LOOKS = {
-    "__array__", "__bool__", "__complex__", "__float__", "__index__", "__int__", "item", "numpy",
-    "tolist",
-}  # fmt: skip
+_LOOKS = {"__array__", "numpy", "tolist"}  # those that pass the dispatcher by
 _LARGE = 1 << 20
 """Bytes from which on a result that no parameter goes into is left without values, too,
 where it is also larger than the batch: attention masks, not counts of tokens."""
@@ -68,7 +66,8 @@ class Hollow(TorchDispatchMode):
         norms: shapes of the inputs of batch norms in training.
         writes: shapes of tensors from outside that were written to.
         calls: what was computed from the batch alone.
-        by_value: values of the batch decided what was computed, or its shapes.
+        by_value: values of the batch decided what was computed, or its shapes, and no
+            program of the calls would tell.
     """
 
     def __init__(self, parameters: Iterable[Tensor], batch_bytes: int, own: set[int]) -> None:
@@ -99,10 +98,9 @@ class Hollow(TorchDispatchMode):
             if writes or not self._too_large(func, leaves, spec):
                 result = self._real(func, args, kwargs, writes)
                 self.calls.append(Call(func, leaves, spec, pytree.tree_leaves(result)))
-                self.by_value |= not _SHAPED.isdisjoint(func.tags)
+                self.by_value |= _by_value(func, leaves)
                 return result
         if func in _BY_MASK:
-            self.by_value = True
             func, leaves, spec = self._by_places(func, args)
         result = self._faked(func, leaves, spec)
         for t in writes:
@@ -172,7 +170,8 @@ class Hollow(TorchDispatchMode):
         places: list[Any] = []
         for index in args[1]:
             known = isinstance(index, Tensor) and not self._is_hollow(index)
-            if known and index.dtype in (torch.bool, torch.uint8):
+            if known and index.dtype in _MASKS:
+                self.by_value = True
                 places += index.nonzero(as_tuple=True)
             else:
                 places.append(index)
@@ -295,6 +294,15 @@ def generators_kept() -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+def _by_value(func: Any, leaves: list[Any]) -> bool:
+    """Whether values decide the shape of the result, or go into Python unseen."""
+    if func is _aten._local_scalar_dense.default:
+        return False  # a program compares what Python saw
+    if func is _aten.index.Tensor:
+        return any(isinstance(i, Tensor) and i.dtype in _MASKS for i in leaves[1:])
+    return not _SHAPED.isdisjoint(func.tags)
 
 
 def _is_view(func: Any) -> bool:

@@ -6,7 +6,6 @@ in place of another pass through the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils import _pytree as pytree
 from ebbtide.train.schema import is_random, written_tensors
 
 Place = tuple[Any, ...]
+_LOOK = torch.ops.aten._local_scalar_dense.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +47,33 @@ def place_of(tensor: Tensor) -> Place:
 
 
 class Program:
-    """Computes what `wanted` are for another batch.
+    """Computes for another batch the numbers that were computed from this one.
+
+    Where a number went into Python and decided what was computed, it has to be the same.
 
     Args:
         calls: what was computed from the batch alone, in order.
         batch: the batch that it was noted with.
-        wanted: outputs of calls.
     """
 
-    def __init__(self, calls: list[Call], batch: Any, wanted: Iterable[Tensor]) -> None:
+    def __init__(self, calls: list[Call], batch: Any) -> None:
         self.inputs = [
             place_of(leaf) if isinstance(leaf, Tensor) else None
             for leaf in pytree.tree_leaves(batch)
         ]
-        self.wanted = [place_of(tensor) for tensor in wanted]
-        self.calls = _leading_to(calls, {place[0] for place in self.wanted})
-        self.held = list(wanted)  # so that no other storage takes their address
+        numbers = [
+            leaf
+            for call in calls
+            for leaf in call.outputs
+            if isinstance(leaf, Tensor) and leaf.numel() == 1
+        ]
+        looks = {
+            t.untyped_storage()._cdata for call in calls if call.func is _LOOK for t in call.leaves
+        }
+        self.calls = _leading_to(calls, looks | {place_of(leaf)[0] for leaf in numbers})
 
-    def run(self, batch: Any) -> Mapping[Place, Tensor]:
-        """The values of what is wanted, by where it lay."""
+    def run(self, batch: Any) -> dict[Place, Tensor] | None:
+        """Inputs and results by where they lay; None where Python would see another number."""
         known = {
             place: leaf
             for place, leaf in zip(self.inputs, pytree.tree_leaves(batch), strict=True)
@@ -79,10 +87,12 @@ class Program:
                 ]
                 args, kwargs = pytree.tree_unflatten(given, call.spec)
                 result = pytree.tree_leaves(call.func(*args, **kwargs))
+                if call.func is _LOOK and result != call.outputs:
+                    return None
                 for before, now in zip(call.outputs, result, strict=True):
                     if isinstance(before, Tensor):
                         known[place_of(before)] = now
-        return {place: known[place] for place in self.wanted if place in known}
+        return known
 
     def repeatable(self) -> bool:
         """Whether the values come from the batch by calls that only compute."""
@@ -110,7 +120,7 @@ def _leading_to(calls: list[Call], storages: set[int]) -> list[Call]:
     kept = []
     for call in reversed(calls):
         touched = [leaf for leaf in call.outputs if isinstance(leaf, Tensor)] + call.writes()
-        if any(t.untyped_storage()._cdata in storages for t in touched):
+        if call.func is _LOOK or any(t.untyped_storage()._cdata in storages for t in touched):
             kept.append(call)
             storages |= {
                 leaf.untyped_storage()._cdata for leaf in call.leaves if isinstance(leaf, Tensor)

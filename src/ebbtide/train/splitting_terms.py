@@ -113,11 +113,6 @@ class Term:
         )
         return [_ratio(whole, part) for part in parts]
 
-    def tensors(self, number: int) -> list[Tensor]:
-        """What holds its figures in the graph of that number."""
-        factors = [*(f for way in self.ways[number] for f in way), self.inside[number]]
-        return [f.value for f in factors if isinstance(f.value, Tensor)]
-
 
 Way = tuple[Factor, ...]
 
