@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,14 @@ import torch
 from tests.fitting.models import MiB, Training, chain, images, same, state_of
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import AdamW
 
 import ebbtide
-from ebbtide import DoesNotFitError, TargetError, UnknownGpuError, UsageError
+from ebbtide import DoesNotFitError, Plan, TargetError, UnknownGpuError, UsageError
 from ebbtide.fitting.cpu_peak import peak_of
+from ebbtide.fitting.stepping import Stepping
 from ebbtide.fitting.work import Work, bytes_of
+from ebbtide.plan.decision import PLAIN
 
 TRAININGS: dict[str, tuple[Callable[[], Training], Any]] = {
     "chain": (chain, F.mse_loss),
@@ -27,9 +31,10 @@ TRAININGS: dict[str, tuple[Callable[[], Training], Any]] = {
 def plain_peak(training: Training, loss_fn: Any) -> int:
     model, optimizer, batch = training
     work = Work(model, optimizer, loss_fn).copied()
-    work.step(batch)
-    work.optimizer.zero_grad()
-    return bytes_of(work, batch) + peak_of(lambda: work.step(batch))
+    with Stepping(work, PLAIN) as plain:
+        plain.step(batch)
+        work.optimizer.zero_grad()
+        return bytes_of(work, batch) + peak_of(lambda: plain.step(batch))
 
 
 @pytest.mark.parametrize("share", [1.1, 0.9, 0.8])
@@ -204,3 +209,63 @@ def test_a_loss_function_that_returns_no_number_is_refused() -> None:
     model, optimizer, batch = chain(1, 8, 2)
     with pytest.raises(TargetError, match="one value"):
         ebbtide.fit(model, optimizer, batch, lambda output, batch: output, budget="1GiB")
+
+
+def split(batch: int = 512) -> Training:
+    """Layers without dropout, which may be taken in parts."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU()) for _ in range(1)))
+    model = nn.Sequential(model, nn.Linear(256, 64))
+    return model, AdamW(model.parameters()), (torch.randn(batch, 64), torch.randn(batch, 64))
+
+
+def test_a_batch_in_parts_is_the_same_but_for_the_order_of_sums() -> None:
+    model, optimizer, batch = split(4096)
+    budget = int(plain_peak((model, optimizer, batch), F.mse_loss) * 0.45)
+    with pytest.raises(DoesNotFitError):
+        ebbtide.fit(model, optimizer, batch, F.mse_loss, budget=budget, exact=True)
+    plan = ebbtide.fit(model, optimizer, batch, F.mse_loss, budget=budget)
+    parts = plan.technique("micro-batching")
+    assert parts is not None
+    assert parts.settings["parts"] > 1
+    assert parts.bytes_saved_at_peak > 0
+    found = plan.verify([batch] * 2)
+    assert found.ok
+    assert not found.exact
+    assert "within twice the plain error" in str(found)
+    with plan.apply(model, optimizer) as step:
+        assert step(batch) > 0
+
+
+def test_what_cannot_be_split_is_left_with_the_reason() -> None:
+    model, optimizer, batch = images()
+    budget = int(plain_peak((model, optimizer, batch), F.cross_entropy) * 0.8)
+    plan = ebbtide.fit(model, optimizer, batch, F.cross_entropy, budget=budget)
+    (left,) = (each for each in plan.left if each.name == "micro-batching")
+    assert left.reason.startswith("Not possible: ")
+    assert "batch norm" in left.reason.lower()
+
+
+def test_an_optimizer_in_backward_keeps_every_bit() -> None:
+    """Where gradients are what is large at the peak."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6)))
+    optimizer = AdamW(model.parameters())
+    batch = torch.randn(4, 256), torch.randn(4, 256)
+    peak = plain_peak((model, optimizer, batch), F.mse_loss)
+    plan = ebbtide.fit(model, optimizer, batch, F.mse_loss, budget=int(peak * 0.9))
+    assert [each.name for each in plan.techniques] == ["optimizer in backward"]
+    assert plan.verify([batch] * 3).exact
+    with plan.apply(model, optimizer) as step:
+        step(batch)
+        optimizer.zero_grad()
+        work = Work(model, optimizer, F.mse_loss)
+        assert bytes_of(work, batch) + peak_of(lambda: step(batch)) <= plan.budget_bytes
+
+
+def test_a_file_has_all_techniques(tmp_path: Path) -> None:
+    model, optimizer, batch = split(4096)
+    budget = int(plain_peak((model, optimizer, batch), F.mse_loss) * 0.45)
+    plan = ebbtide.fit(model, optimizer, batch, F.mse_loss, budget=budget)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").decision == plan.decision

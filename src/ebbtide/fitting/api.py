@@ -16,7 +16,7 @@ from ebbtide.fitting.plan import Plan
 from ebbtide.fitting.planner import find_plan
 from ebbtide.fitting.virtual import VirtualSubject, room
 from ebbtide.fitting.virtual_work import making
-from ebbtide.fitting.work import Work, samples_of
+from ebbtide.fitting.work import Work, check_split, samples_of
 from ebbtide.gpus import Gpu, find
 from ebbtide.units import parse_bytes
 from ebbtide.workloads.caller import apart_from_caller
@@ -63,7 +63,13 @@ def fit(
             found = find_plan(LiveSubject(work, batch), limit, exact=exact)
         else:
             size = samples_of(batch)
-            subject = VirtualSubject(making(work, batch), spec, steps=True, batch_size=size)
+            subject = VirtualSubject(
+                making(work, batch),
+                spec,
+                steps=True,
+                batch_size=size,
+                check=lambda decision: check_split(work, batch, decision),
+            )
             found = find_plan(subject, limit, exact=exact)
     where = spec.key if spec is not None else "cpu"
     return made(found, limit, where=where, work=work)

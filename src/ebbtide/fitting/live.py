@@ -24,7 +24,7 @@ from ebbtide.train.live_survey import LiveSurvey
 class LiveSubject:
     """Steps of a copy of `work` on `batch`; the model, its state and all generators stay."""
 
-    gaps = False
+    virtual = False
     steps = True
 
     def __init__(self, work: Work, batch: Any) -> None:

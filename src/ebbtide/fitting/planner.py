@@ -23,6 +23,8 @@ _TRIES = 7
 _REFINEMENTS = 2
 _POINTS = 8
 _MOST_PARTS = 64
+# A way that is so far below the budget with everything kept needs no smaller parts.
+_MARGIN = 0.1
 # By how much another way has to be quicker: predictions are no better, and timings differ.
 _WORTH = 0.02
 
@@ -159,7 +161,7 @@ class _Search:
             return math.inf
         way, choice = chosen
         self.progress("trying")
-        for decision in _decisions(way, choice, self.subject.gaps):
+        for decision in _decisions(way, choice, self.subject.virtual):
             replay = self.subject.replay(decision, self.budget_bytes)
             if replay.fits:
                 return Found(way=way, choice=choice, decision=decision, replay=replay, ways=())
@@ -171,13 +173,14 @@ class _Search:
         position = 0
         while True:
             if position == len(self.ways):
-                decision = next(self._waiting, None)
-                if decision is None or (best is not None and not best[2].outcome.calls):
+                enough = best is not None and not best[2].outcome.calls
+                decision = None if enough else next(self._waiting, None)
+                if decision is None:
                     break
                 self.ways.append(self._way(decision))
             way = self.ways[position]
             position += 1
-            if way.graph is None or (best is not None and way.graph.seconds >= best[0]):
+            if way.graph is None or (best is not None and not self._may_beat(way, best[0])):
                 continue
             self.progress("choosing")
             choice = choose(way.graph, int(aim))
@@ -187,6 +190,11 @@ class _Search:
             if best is None or seconds < best[0] * (1 - _WORTH):
                 best = seconds, way, choice
         return None if best is None else (best[1], best[2])
+
+    def _may_beat(self, way: Way, seconds: float) -> bool:
+        """Whether `way` may be quicker; times of a real device differ without a reason."""
+        lower = way.peak_bytes < self.ways[0].peak_bytes * (1 - _WORTH)
+        return (self.subject.virtual or lower) and _graph(way).seconds < seconds
 
     def _way(self, decision: Decision) -> Way:
         self.progress("surveying")
@@ -205,15 +213,18 @@ class _Search:
         yield Decision(optimizer_in_backward=True)
         if self.exact:
             return
-        if self.subject.gaps:  # on a GPU
+        if self.subject.virtual:  # on a GPU
             yield Decision(implementation="fused")
-        parts = 2
+        parts, before = 2, self.ways[0].peak_bytes
         while parts <= min(self.subject.batch_size, _MOST_PARTS):
             yield Decision(micro_batches=parts)
-            if self.ways[-1].graph is None:
+            last = self.ways[-1]
+            if last.graph is None or last.peak_bytes <= self.budget_bytes * (1 - _MARGIN):
                 return
-            yield Decision(micro_batches=parts, optimizer_in_backward=True)
-            parts *= 2
+            if last.peak_bytes > before * (1 - _MARGIN):  # gradients are what is left
+                yield Decision(micro_batches=parts, optimizer_in_backward=True)
+                return
+            parts, before = 2 * parts, last.peak_bytes
 
 
 def _decisions(way: Way, choice: Choice, gaps: bool) -> Iterator[Decision]:

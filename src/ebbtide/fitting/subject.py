@@ -26,13 +26,14 @@ class Subject(Protocol):
     """A workload that takes steps whenever it is asked to.
 
     Attributes:
-        gaps: whether its allocator leaves gaps that settings can close.
+        virtual: whether it is on a virtual GPU. Then times are predicted, the same each time,
+            and the allocator has settings.
         steps: whether the steps are ours, so that other things can be done in them than what
             hooks below the program do.
         batch_size: samples of a step, as far as batches can be taken in parts.
     """
 
-    gaps: bool
+    virtual: bool
     steps: bool
     batch_size: int
 

@@ -53,7 +53,7 @@ class Forked:
         folder: for what comes back.
     """
 
-    gaps = True
+    virtual = True
     steps = False
     batch_size = 1
 
@@ -112,7 +112,7 @@ def function(request: Request, gpu: Gpu, forks: Forks) -> Subject:
 class _Script:
     """A script, unmodified."""
 
-    gaps = True
+    virtual = True
     steps = False
     batch_size = 1
 

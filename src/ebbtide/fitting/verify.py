@@ -32,16 +32,18 @@ class Errors:
         what: the tensors that are compared together.
         plain: without the plan.
         planned: under it.
+        rounding: of the dtype: one number, as a loss, may be exact by chance.
     """
 
     what: str
     plain: float
     planned: float
+    rounding: float
 
     @property
     def ok(self) -> bool:
-        """Whether the plan's error is at most twice the plain one."""
-        return self.planned <= _TWICE * self.plain
+        """Whether the plan's error is at most twice the plain one, or that of rounding."""
+        return self.planned <= max(_TWICE * self.plain, self.rounding)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +135,7 @@ def _compare_errors(
                         what=what,
                         plain=_error(plain, exact, names),
                         planned=_error(planned, exact, names),
+                        rounding=torch.finfo(plain["loss"].dtype).eps,
                     )
                 )
     return Verification(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -43,16 +44,26 @@ class VirtualSubject:
         gpu: where.
         steps: whether it can do all that a decision says; else it recomputes at most.
         batch_size: samples of a step.
+        check: refuses decisions by what only real values tell; called off the virtual GPU.
     """
 
-    gaps = True
+    virtual = True
 
-    def __init__(self, make: Maker, gpu: Gpu, *, steps: bool = False, batch_size: int = 1) -> None:
-        self._make, self._gpu = make, gpu
+    def __init__(
+        self,
+        make: Maker,
+        gpu: Gpu,
+        *,
+        steps: bool = False,
+        batch_size: int = 1,
+        check: Callable[[Decision], object] = lambda decision: None,
+    ) -> None:
+        self._make, self._gpu, self._check = make, gpu, check
         self.steps, self.batch_size = steps, batch_size
 
     def survey(self, decision: Decision) -> StepGraph:
         """The second step: the first makes the optimizer's state."""
+        self._check(decision)
         with VirtualGpu(self._gpu) as gpu, self._make(decision) as step:
             step()
             survey = Survey(gpu)

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ebbtide.errors import UsageError
-from ebbtide.fitting.objective import LossFunction
+from ebbtide.fitting.objective import LossFunction, objective_of
+from ebbtide.plan.decision import Decision
+from ebbtide.train.micro_batches_plan import plan_parts
 from ebbtide.train.splitting import CannotSplitError, batch_size
+from ebbtide.train.splitting_check import verify_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +87,16 @@ def samples_of(batch: Any) -> int:
         return batch_size(batch)
     except CannotSplitError:
         return 1
+
+
+def check_split(work: Work, batch: Any, decision: Decision) -> None:
+    """Refuse to take `batch` in parts where that changes more than the order of sums.
+
+    Raises:
+        CannotSplitError: with the reason; nothing has been changed.
+    """
+    if decision.micro_batches > 1:
+        objective = objective_of(work.model, work.loss_fn)
+        parameters = list(work.model.parameters())
+        verify_split(objective, parameters, batch, decision.micro_batches).require()
+        plan_parts(objective, parameters, batch, decision.micro_batches)

@@ -59,7 +59,7 @@ class Survey(Tape):
     """A tape of everything, with the memory of the virtual GPU beside it.
 
     ``with survey.saved:`` around one step. Of several forward passes in it the last counts,
-    with all that follows.
+    with all that follows; the time is that of the whole step.
 
     Args:
         gpu: an active virtual GPU.
@@ -75,9 +75,13 @@ class Survey(Tape):
         self._rows: dict[tuple[int, int], int] = {}
         self._row: weakref.WeakKeyDictionary[Value, int] = weakref.WeakKeyDictionary()
         self._first_event = self._first_row = self._base = 0
-        self._last_event = self._last_op = 0
-        self._first_op = -1
+        self._last_event = self._last_op = self._entered_op = 0
         self._on = False
+
+    def __enter__(self) -> Survey:
+        self._entered_op = len(self.gpu.tape.op_name)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
 
     def begin(self, recording: bool = True) -> None:
         """What was recorded is of an earlier forward pass, unless this is one of evaluation."""
@@ -86,7 +90,6 @@ class Survey(Tape):
             return
         tape = self.gpu.tape
         self._notes, self._calls, self._rows = [], [], {}
-        self._first_op = -1
         self._first_event, self._first_row = len(tape.kind), len(tape.alloc_bytes)
         self._base = self.gpu.memory.memory_allocated()
         self._on = True
@@ -139,8 +142,6 @@ class Survey(Tape):
                 module=tape.modules.items[modules[0]] if modules else "",
             )
         )
-        if self._first_op < 0:
-            self._first_op = self._begin
 
     def row(self, tensor: Tensor) -> int | None:
         """The row of the virtual GPU's tape that `tensor` lies on."""
@@ -201,7 +202,7 @@ class _Building:
             storages=storages,
             calls=calls,
             events=tuple(events),
-            seconds=sum(self.tape.op_seconds[survey._first_op : survey._last_op]),
+            seconds=sum(self.tape.op_seconds[survey._entered_op : survey._last_op]),
         )
 
     def _freed_of_before(self) -> list[int]:
