@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ebbtide.train.holding import Holding
 from ebbtide.train.rebuild import Asking, rebuild
 from ebbtide.train.tape import Tape
 from ebbtide.train.values import Reference, Value
 
-_NONE: Mapping[tuple[int, int], int] = MappingProxyType({})
+_PLAIN = Holding()
 _engine = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
 
 
@@ -48,7 +48,7 @@ class Dropped:
     def __del__(self) -> None:
         value = self.reference.value
         value.handles -= 1
-        if not value.handles and value.place not in self.owner.holds:
+        if not value.handles and (value.spent or value.place not in self.owner.holding.lasts):
             value.rebuilt = None
         self.owner.handles -= 1
         self.owner.released(self)
@@ -68,18 +68,15 @@ class SavedTensors:
 
     Args:
         tape: records the forward pass.
-        holds: by place (operation, output) of what is dropped, a position in the forward pass,
-            in operations. What is made again for a reader behind it is not held, what is made
-            for one before it is, until nothing can be made from it any more. Without a position
-            it is held for as long as it is saved.
+        holding: how long what is dropped stays when it is made again.
 
     Attributes:
         handles: dropped tensors that are still waited for.
     """
 
-    def __init__(self, tape: Tape, holds: Mapping[tuple[int, int], int] = _NONE) -> None:
+    def __init__(self, tape: Tape, holding: Holding = _PLAIN) -> None:
         self.tape = tape
-        self.holds = holds
+        self.holding = holding
         self.handles = 0
         self._in_backward = False
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
@@ -107,7 +104,7 @@ class SavedTensors:
         saved.check()
         reference = saved.reference
         value = reference.value
-        asking = Asking(saved.position, self.holds)
+        asking = Asking(saved.position, self.holding)
         storage = rebuild(value, reference.version, asking)
         if value.live() is not storage:
             if asking.stays(value):
@@ -122,6 +119,9 @@ class SavedTensors:
     def _pack(self, tensor: Tensor) -> Kept | Dropped:
         value = self.tape.find(tensor) if self.tape.recording else None
         if value is None or len(value.writes) != value.version + 1 or is_odd(tensor):
+            return Kept(tensor)
+        keeps = self.holding.keeps.get(value.place)
+        if keeps is not None and self.tape.count >= keeps:
             return Kept(tensor)
         return self.drop(tensor, value)
 
