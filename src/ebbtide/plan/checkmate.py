@@ -85,7 +85,7 @@ def relaxed(graph: StepGraph, budget_bytes: int) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class Stage:
     """A place of backward: the events of its first use and of the one after the last."""
 
     event: int
@@ -103,7 +103,7 @@ class _Program:
                 f"{MOST_CALLS}. Use `choose`, or a part of the step."
             )
         self.graph, self.index, self.budget = graph, graph.index, budget
-        self.stages = _stages(graph)
+        self.stages = stages_of(graph)
         self.costs: list[float] = []
         self.lows: list[float] = []
         self.whole: list[int] = []
@@ -387,7 +387,7 @@ class _Program:
         return float(found.fun) if found.status == 0 else None
 
 
-def _stages(graph: StepGraph) -> list[_Stage]:
+def stages_of(graph: StepGraph) -> list[Stage]:
     """Uses between which nothing is allocated are of one stage."""
     index = graph.index
     groups: list[list[Use]] = []
@@ -400,6 +400,6 @@ def _stages(graph: StepGraph) -> list[_Stage]:
             groups.append([use])
     ends = [*(group[0].event for group in groups[1:]), index.end]
     return [
-        _Stage(group[0].event, end, tuple(group))
+        Stage(group[0].event, end, tuple(group))
         for group, end in zip(groups, ends, strict=True)
     ]

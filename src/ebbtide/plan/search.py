@@ -1,21 +1,14 @@
-"""Improve a choice step by step: shorten what is in the way at the peak, lengthen what pays.
-
-A choice says of every storage from when on it is held: its *level*. `KEPT` is from the forward
-pass on; a position is from when backward has come down to it; `NEVER` is only for a reader.
-A higher level never computes more again and never takes less memory, but for what is
-made again elsewhere.
-"""
+"""Improve a choice step by step: shorten what is in the way at the peak, lengthen what pays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ebbtide.plan.graph import StepGraph
-from ebbtide.plan.simulate import NEVER, Outcome, simulate
+from ebbtide.plan.levels import HELD, LENT, Levels, choices, parts, play
+from ebbtide.plan.simulate import Outcome
 
-KEPT = 1 << 40
-Levels = Mapping[int, int]
 Cost = Callable[[Outcome], float]
 
 
@@ -42,7 +35,7 @@ class Search:
         found = self.known.get(key)
         if found is None:
             self.left -= 1
-            found = self.known[key] = simulate(self.graph, *split(levels))
+            found = self.known[key] = play(self.graph, levels)
         return found
 
     def fits(self, levels: Levels) -> bool:
@@ -55,47 +48,38 @@ class Search:
 
     def better(self, levels: Levels, than: Levels | None) -> bool:
         """Whether `levels` fit and cost less."""
-        return self.fits(levels) and (than is None or self.price(levels) < self.price(than))
+        return self.fits(levels) and (
+            than is None or self.price(levels) < self.price(than) * (1 - 1e-9)
+        )
 
 
-def split(levels: Levels) -> tuple[frozenset[int], dict[int, int]]:
-    """The kept storages, and the positions of the others."""
-    kept = frozenset(each for each, level in levels.items() if level >= KEPT)
-    return kept, {each: level for each, level in levels.items() if level < KEPT}
+class Stepwise:
+    """One storage at a time to another level: for steps of some dozens of storages."""
 
-
-class Levelling:
-    """The moves: one storage to another level.
-
-    Args:
-        search: where choices are played.
-        storages: those that may be moved.
-    """
-
-    def __init__(self, search: Search, storages: Iterable[int]) -> None:
+    def __init__(self, search: Search) -> None:
         self.search = search
         self.index = search.graph.index
-        self.storages = sorted(storages)
-        self.levels = self._levels()
+        self.choices = choices(search.graph)
+        self.held: set[int] = set()  # storages that are not moved
 
-    def _levels(self) -> dict[int, list[int]]:
-        """By storage, the levels that make a difference, from low to high."""
-        index = self.index
-        above: list[set[int]] = [set() for _ in index.nbytes]
-        for use in index.uses:
-            above[use.storage].add(use.position)
-        for call in range(len(index.sources) - 1, -1, -1):
-            for each in index.sources[call]:
-                for made in index.changes[call]:
-                    if made != each:
-                        above[each] |= above[made]
-        return {each: [NEVER, *sorted(above[each]), KEPT] for each in self.storages}
+    def at(self, levels: Levels, storage: int) -> int:
+        """The level of a storage; HELD where none is given and it is saved."""
+        known = levels.get(storage)
+        if known is not None:
+            return known
+        return HELD if self.index.release[storage] >= 0 else LENT
 
-    def below(self, storage: int, event: int) -> int:
-        """The highest level at which `storage` is not held at `event` yet."""
-        after = [use.position for use in self.index.uses if use.event >= event]
-        most = max(after, default=NEVER)
-        return max(level for level in self.levels[storage] if level <= most or level == NEVER)
+    def shorter(self, storage: int, event: int, now: int) -> int | None:
+        """The highest level below `now` at which it is not held at `event`."""
+        later = [use.position for use in self.index.uses if use.event >= event]
+        most = max(later, default=-1)
+        own = [u.position for u in self.index.readers.get(storage, ()) if u.over >= event]
+        mine = max(own, default=-1)
+        for level in reversed(self.choices[storage]):
+            keeps, holds = parts(level)
+            if level < now and holds <= most and (keeps is None or keeps > mine):
+                return level
+        return None
 
     def lowered(self, levels: dict[int, int]) -> dict[int, int] | None:
         """`levels` lowered until they fit, each time where it costs least for its bytes."""
@@ -104,18 +88,18 @@ class Levelling:
             now = search.play(levels)
             over = now.peak_bytes - search.budget
             best, least = None, float("inf")
-            for each in sorted(now.at_peak | now.held_at_peak):
-                if each not in self.levels:
+            for each in sorted((now.at_peak | now.held_at_peak) - self.held):
+                level = None
+                if each in self.choices:
+                    level = self.shorter(each, now.peak_event, self.at(levels, each))
+                if level is None:
                     continue
-                low = self.below(each, now.peak_event)
-                if low >= levels.get(each, KEPT):
-                    continue
-                other = {**levels, each: low}
+                other = {**levels, each: level}
                 then = search.play(other)
                 if then.peak_bytes > now.peak_bytes:
                     continue
-                relief = min(over, self.index.nbytes[each])
-                price = (search.cost(then) - search.cost(now)) / max(relief, 1)
+                relief = max(min(over, self.index.nbytes[each]), 1)
+                price = (search.cost(then) - search.cost(now)) / relief
                 if price < least:
                     best, least = other, price
             if best is None:
@@ -128,10 +112,12 @@ class Levelling:
         search = self.search
         while search.left > 0:
             best = levels
-            for each in self.storages:
-                at = levels.get(each, NEVER)
-                for level in reversed(self.levels[each]):
-                    if level <= at:
+            for each, steps in self.choices.items():
+                if each in self.held:
+                    continue
+                now = self.at(levels, each)
+                for level in reversed(steps):
+                    if level <= now:
                         break
                     other = {**levels, each: level}
                     if search.fits(other):
@@ -149,27 +135,15 @@ class Levelling:
         moved = True
         while moved and search.left > 0:
             moved = False
-            for each in self.storages:
-                for level in self.levels[each]:
-                    if search.left <= 0 or level == levels.get(each, NEVER):
+            for each, steps in self.choices.items():
+                for level in steps:
+                    if search.left <= 0 or level == self.at(levels, each):
                         continue
-                    other = self._mended({**levels, each: level}, each)
+                    self.held = {each}
+                    other = self.lowered({**levels, each: level})
+                    if other is not None:
+                        other = self.raised(other)
+                    self.held = set()
                     if other is not None and search.better(other, levels):
                         levels, moved = other, True
         return levels
-
-    def _mended(self, levels: dict[int, int], fixed: int) -> dict[int, int] | None:
-        """`levels` made to fit with `fixed` where it is, then raised again."""
-        kept = self.levels.pop(fixed)
-        try:
-            found = self.lowered(levels)
-            if found is None:
-                return None
-            self.storages.remove(fixed)
-            try:
-                return self.raised(found)
-            finally:
-                self.storages.append(fixed)
-                self.storages.sort()
-        finally:
-            self.levels[fixed] = kept
