@@ -84,6 +84,11 @@ def relaxed(graph: StepGraph, budget_bytes: int) -> float | None:
     return program.relaxed()
 
 
+def operations(graph: StepGraph) -> int:
+    """How many operations make a storage."""
+    return sum(bool(made) for made in graph.index.makes)
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A place of backward: the events of its first use and of the one after the last."""
@@ -97,10 +102,11 @@ class _Program:
     """Variables and rows, as they are found."""
 
     def __init__(self, graph: StepGraph, budget: int) -> None:
-        if len(graph.calls) > MOST_CALLS:
+        count = operations(graph)
+        if count > MOST_CALLS:
             raise UsageError(
-                f"The step has {len(graph.calls)} operations; the exact program is for at most "
-                f"{MOST_CALLS}. Use `choose`, or a part of the step."
+                f"The step has {count} operations that make storages; the exact program is for at "
+                f"most {MOST_CALLS}. Use `choose`, or a part of the step."
             )
         self.graph, self.index, self.budget = graph, graph.index, budget
         self.stages = stages_of(graph)

@@ -43,6 +43,7 @@ class Index:
         sources: of each call, the storages that it reads and that calls made.
         makes: of each call.
         changes: of each call, the storages that it makes or writes.
+        backwards: `sources` and `changes` of the calls that have both, from the last one on.
         made_by: of each storage, its calls.
         seconds, flops, scratch: of each call.
         touched: by event, bytes beside the storages: scratch of the call.
@@ -94,6 +95,11 @@ class Index:
         ]
         self.makes = [call.makes for call in graph.calls]
         self.changes = [(*call.makes, *call.writes) for call in graph.calls]
+        self.backwards = [
+            pair
+            for pair in zip(reversed(self.sources), reversed(self.changes), strict=True)
+            if pair[0] and pair[1]
+        ]
         self.seconds = [call.seconds for call in graph.calls]
         self.flops = [call.flops for call in graph.calls]
         self.scratch = [call.scratch_bytes for call in graph.calls]

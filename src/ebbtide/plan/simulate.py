@@ -158,14 +158,11 @@ class _Run:
 
     def _needed(self) -> list[int]:
         """By storage, the last event at which a dropped one is released that is made from it."""
-        index, kept, release = self.index, self.kept, self.index.release
-        needed = [NEVER] * len(index.nbytes)
-        for call in range(len(index.sources) - 1, -1, -1):
-            sources = index.sources[call]
-            if not sources:
-                continue
+        kept, release = self.kept, self.index.release
+        needed = [NEVER] * len(release)
+        for sources, changes in self.index.backwards:
             latest = NEVER
-            for each in index.changes[call]:
+            for each in changes:
                 if each not in kept:
                     latest = max(latest, release[each], needed[each])
             if latest >= 0:
