@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from ebbtide.fitting.cpu_peak import peak_of
+from ebbtide.plan.choose import Choice
 from ebbtide.plan.graph import StepGraph
 from ebbtide.plan.recompute import Recompute
 from ebbtide.plan.simulate import simulate
@@ -31,12 +32,17 @@ def graph_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> StepGraph:
     return survey.graph()
 
 
+def keeping(graph: StepGraph, kept: Iterable[int]) -> Recompute:
+    chosen = frozenset(kept)
+    return Recompute.of(graph, Choice(chosen, simulate(graph, chosen)))
+
+
 @pytest.fixture
 def half() -> Recompute:
     """Keep every third of what the chain saves."""
     model, _, batch = chain()
     graph = graph_of(model, batch)
-    return Recompute.of(graph, sorted(graph.droppable)[::3])
+    return keeping(graph, sorted(graph.droppable)[::3])
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +78,7 @@ def test_the_peak_is_what_was_simulated() -> None:
     for part in (1, 2, 3, 5):
         kept = frozenset(sorted(graph.droppable)[::part])
         model.zero_grad()
-        with Recomputing(Recompute.of(graph, kept)):
+        with Recomputing(keeping(graph, kept)):
             measured = peak_of(lambda: F.mse_loss(model(x), y).backward())
         simulated = simulate(graph, kept).peak_bytes
         assert abs(simulated - measured) < 0.01 * measured
@@ -179,7 +185,7 @@ def test_batch_statistics_move_once() -> None:
         survey = LiveSurvey()
         with survey.saved:
             F.cross_entropy(model(x), y).backward()
-        recompute = Recompute.of(survey.graph(), ())
+        recompute = keeping(survey.graph(), ())
         model, optimizer, (x, y) = images()
         with Recomputing(recompute) if planned else nullcontext():
             F.cross_entropy(model(x), y).backward()

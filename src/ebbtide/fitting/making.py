@@ -16,6 +16,7 @@ from ebbtide.fitting.plan import (
 from ebbtide.fitting.planner import Found, Way, front
 from ebbtide.fitting.technique import Technique
 from ebbtide.fitting.work import Work
+from ebbtide.plan.recompute import Recompute
 from ebbtide.plan.simulate import simulate
 from ebbtide.units import format_bytes
 
@@ -36,7 +37,8 @@ def made(
         predicted_step_s=found.seconds,
         techniques=tuple(_techniques(found, budget_bytes)),
         left=tuple(_left(found)),
-        front=front(found.ways),
+        front=front([found.ways[0], *([found.way] if found.way is not found.ways[0] else [])]),
+        optimality_gap=found.choice.optimality_gap,
         where=where,
         model=fingerprint(work.model) if work is not None else "",
         work=work,
@@ -104,6 +106,7 @@ def _of_way(way: Way, plain: Way, left: str) -> Iterator[Technique]:
 
 def _recompute(found: Found, budget_bytes: int) -> Technique:
     graph, choice = found.graph, found.choice
+    recompute = Recompute.of(graph, choice)
     plain = simulate(graph, graph.droppable).peak_bytes
     keep = []
     for number in sorted(choice.kept, key=lambda each: graph.storages[each].place or (0, 0)):
@@ -124,7 +127,14 @@ def _recompute(found: Found, budget_bytes: int) -> Technique:
     share = choice.outcome.flops / flops if flops else 0.0
     return Technique(
         name=RECOMPUTE,
-        settings={"keep": keep, "operations": [call.name for call in graph.calls]},
+        settings={
+            "keep": keep,
+            **{
+                name: [[*place, at] for place, at in getattr(recompute, name).items()]
+                for name in ("holds", "keeps", "lasts")
+            },
+            "operations": list(recompute.operations),
+        },
         bytes_saved_at_peak=max(plain - choice.outcome.peak_bytes, 0),
         seconds=found.recompute_s,
         reason=(

@@ -198,7 +198,13 @@ class Plan:
 
 
 def _recompute(settings: dict[str, Any]) -> Recompute:
+    def placed(name: str) -> dict[tuple[int, int], int]:
+        return {(operation, output): at for operation, output, at in settings.get(name, ())}
+
     return Recompute(
         operations=tuple(settings["operations"]),
         kept=frozenset((each["operation"], each["output"]) for each in settings["keep"]),
+        holds=placed("holds"),
+        keeps=placed("keeps"),
+        lasts=placed("lasts"),
     )

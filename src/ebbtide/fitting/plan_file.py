@@ -107,6 +107,10 @@ def _check_recompute(settings: dict[str, Any]) -> None:
     operations = settings["operations"]
     if not isinstance(operations, list) or not all(isinstance(x, str) for x in operations):
         raise ValueError("recompute.operations: expected a list of names of operations")
+    for name in ("holds", "keeps", "lasts"):
+        for row in settings.get(name, ()):
+            if len(row) != 3 or not all(type(each) is int for each in row):
+                raise ValueError(f"recompute.{name}: expected three integers a row, got {row!r}")
     for each in settings["keep"]:
         number, name = each["operation"], each.get("name")
         if not isinstance(number, int) or not 0 <= number < len(operations):

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from ebbtide.errors import DoesNotFitError, EbbtideError
 from ebbtide.fitting.subject import Replay, Subject
-from ebbtide.plan.choose import Choice, choose
+from ebbtide.plan.choose import Choice, choose, smallest
+from ebbtide.plan.choose import front as front_of
 from ebbtide.plan.decision import PLAIN, Decision
 from ebbtide.plan.graph import StepGraph
 from ebbtide.plan.recompute import Recompute
@@ -22,6 +23,8 @@ _TRIES = 7
 # Between what fits and what does not there may be something better.
 _REFINEMENTS = 2
 _POINTS = 8
+# Fewer choices are played for a point of the front than for the plan.
+_FRONT = 60
 _MOST_PARTS = 64
 # A way that is so far below the budget with everything kept needs no smaller parts.
 _MARGIN = 0.1
@@ -231,7 +234,7 @@ def _decisions(way: Way, choice: Choice, gaps: bool) -> Iterator[Decision]:
     """How to keep what was chosen, the simplest first."""
     graph = _graph(way)
     whole = choice.kept >= graph.droppable
-    made = replace(way.decision, recompute=None if whole else Recompute.of(graph, choice.kept))
+    made = replace(way.decision, recompute=None if whole else Recompute.of(graph, choice))
     yield made
     if gaps:
         yield replace(made, expandable_segments=True)
@@ -243,35 +246,21 @@ def _graph(way: Way) -> StepGraph:
     return way.graph
 
 
-def smallest_bytes(graph: StepGraph) -> int:
-    """The lowest peak that was found by halving."""
-    high = simulate(graph, graph.droppable).peak_bytes
-    low = graph.base_bytes
-    while high - low > max(high // 200, 512):
-        middle = (low + high) // 2
-        if choose(graph, middle) is None:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
 def front(ways: Iterable[Way], points: int = _POINTS) -> tuple[Point, ...]:
-    """Budgets from the least that any way reaches to what the plain step takes, with times."""
-    graphs = [(way.graph, way.decision.micro_batches) for way in ways if way.graph is not None]
-    most = simulate(graphs[0][0], graphs[0][0].droppable).peak_bytes
-    least = min(smallest_bytes(graph) for graph, _ in graphs)
+    """Budgets from the least that a way reaches to what the plain step takes, with times."""
+    given = [(way.graph, way.decision.micro_batches) for way in ways if way.graph is not None]
+    most = simulate(given[0][0], given[0][0].droppable).peak_bytes
+    least = min(smallest(graph).outcome.peak_bytes for graph, _ in given)
+    budgets = [least + (most - least) * i // (points - 1) for i in range(points)]
+    rows = [(graph, parts, front_of(graph, budgets, effort=_FRONT)) for graph, parts in given]
     found: list[Point] = []
     for i in range(points):
-        budget = least + (most - least) * i // max(points - 1, 1)
-        best: Point | None = None
-        for graph, parts in graphs:
-            choice = choose(graph, budget) if best is None or graph.seconds < best.step_s else None
-            if choice is None:
-                continue
-            seconds = graph.seconds + choice.outcome.seconds * parts
-            if best is None or seconds < best.step_s:
-                best = Point(choice.outcome.peak_bytes, seconds)
+        here = [
+            Point(chosen.outcome.peak_bytes, graph.seconds + chosen.outcome.seconds * parts)
+            for graph, parts, choices in rows
+            if (chosen := choices[i]) is not None
+        ]
+        best = min(here, key=lambda point: point.step_s, default=None)
         if best is not None and (not found or best.step_s < found[-1].step_s):
             found.append(best)
     return tuple(found)
@@ -286,7 +275,8 @@ def _nothing(ways: list[Way], budget_bytes: int) -> str:
             f"{format_bytes(budget_bytes)}. Recomputing activations cannot help; what would are "
             "fewer or smaller parameters, or an optimizer with less state."
         )
-    least = min(smallest_bytes(way.graph) for way in ways if way.graph is not None)
+    graphs = [way.graph for way in ways if way.graph is not None]
+    least = min(smallest(each).outcome.peak_bytes for each in graphs)
     gaps = "" if least > budget_bytes else " The caching allocator leaves gaps beside that."
     return (
         f"Everything tried brings the peak down to about {format_bytes(least)}, of which "

@@ -84,8 +84,13 @@ def relaxed(graph: StepGraph, budget_bytes: int) -> float | None:
     return program.relaxed()
 
 
+def operations(graph: StepGraph) -> int:
+    """How many operations make a storage."""
+    return sum(bool(made) for made in graph.index.makes)
+
+
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class Stage:
     """A place of backward: the events of its first use and of the one after the last."""
 
     event: int
@@ -97,13 +102,14 @@ class _Program:
     """Variables and rows, as they are found."""
 
     def __init__(self, graph: StepGraph, budget: int) -> None:
-        if len(graph.calls) > MOST_CALLS:
+        count = operations(graph)
+        if count > MOST_CALLS:
             raise UsageError(
-                f"The step has {len(graph.calls)} operations; the exact program is for at most "
-                f"{MOST_CALLS}. Use `choose`, or a part of the step."
+                f"The step has {count} operations that make storages; the exact program is for at "
+                f"most {MOST_CALLS}. Use `choose`, or a part of the step."
             )
         self.graph, self.index, self.budget = graph, graph.index, budget
-        self.stages = _stages(graph)
+        self.stages = stages_of(graph)
         self.costs: list[float] = []
         self.lows: list[float] = []
         self.whole: list[int] = []
@@ -385,7 +391,7 @@ class _Program:
         return float(found.fun) if found.status == 0 else None
 
 
-def _stages(graph: StepGraph) -> list[_Stage]:
+def stages_of(graph: StepGraph) -> list[Stage]:
     """Uses between which nothing is allocated are of one stage."""
     index = graph.index
     groups: list[list[Use]] = []
@@ -398,5 +404,5 @@ def _stages(graph: StepGraph) -> list[_Stage]:
             groups.append([use])
     ends = [*(group[0].event for group in groups[1:]), index.end]
     return [
-        _Stage(group[0].event, end, tuple(group)) for group, end in zip(groups, ends, strict=True)
+        Stage(group[0].event, end, tuple(group)) for group, end in zip(groups, ends, strict=True)
     ]

@@ -23,11 +23,21 @@ class Cut:
 
 
 def narrow_cuts(graph: StepGraph) -> list[Cut]:
-    """The cuts that are narrower than all between them and the next saved storage.
+    """The cuts than which none near them is narrower.
 
     A transformer has one behind each residual addition, a convolutional network one behind
     each block.
     """
+    cuts = all_cuts(graph)
+    found: list[Cut] = []
+    for i, cut in enumerate(cuts):
+        if _narrowest(cuts, i) and (not found or cut.storages != found[-1].storages):
+            found.append(cut)
+    return found
+
+
+def all_cuts(graph: StepGraph) -> list[Cut]:
+    """A cut behind each call that makes a storage, as far as something is read behind it."""
     last: dict[int, int] = {}
     for number, call in enumerate(graph.calls):
         for source in call.sources:
@@ -45,11 +55,7 @@ def narrow_cuts(graph: StepGraph) -> list[Cut]:
         if open_ and call.makes:
             nbytes = sum(graph.storages[each].nbytes for each in open_)
             cuts.append(Cut(number + 1, frozenset(open_), nbytes))
-    found: list[Cut] = []
-    for i, cut in enumerate(cuts):
-        if _narrowest(cuts, i) and (not found or cut.storages != found[-1].storages):
-            found.append(cut)
-    return found
+    return cuts
 
 
 def _narrowest(cuts: list[Cut], i: int, reach: int = 8) -> bool:

@@ -39,13 +39,16 @@ class Index:
         release: the event at which backward has done with it; -1 where it is not saved.
         nbytes: of each storage.
         uses: in their order.
+        readers: the uses of each storage.
         sources: of each call, the storages that it reads and that calls made.
         makes: of each call.
         changes: of each call, the storages that it makes or writes.
+        backwards: `sources` and `changes` of the calls that have both, from the last one on.
         made_by: of each storage, its calls.
         seconds, flops, scratch: of each call.
         touched: by event, bytes beside the storages: scratch of the call.
         program: by event, bytes that the program itself holds, before what it frees there.
+        other: saved storages that no call made.
         fixed: storages that are always kept, for they cannot be made again.
     """
 
@@ -83,12 +86,20 @@ class Index:
         for number in saves:
             self.release[number] = releases[number][-1] if number in releases else end - 1
         self.uses = _uses(uses, saves, releases, self.release)
+        self.readers: dict[int, list[Use]] = {}
+        for use in self.uses:
+            self.readers.setdefault(use.storage, []).append(use)
         self.sources = [
             tuple({each.storage for each in call.sources if self.made_by[each.storage]})
             for call in graph.calls
         ]
         self.makes = [call.makes for call in graph.calls]
         self.changes = [(*call.makes, *call.writes) for call in graph.calls]
+        self.backwards = [
+            pair
+            for pair in zip(reversed(self.sources), reversed(self.changes), strict=True)
+            if pair[0] and pair[1]
+        ]
         self.seconds = [call.seconds for call in graph.calls]
         self.flops = [call.flops for call in graph.calls]
         self.scratch = [call.scratch_bytes for call in graph.calls]
@@ -98,6 +109,9 @@ class Index:
             for number, calls in enumerate(self.made_by)
             if calls and not all(repeatable[each] for each in calls)
         )
+        self.other = [
+            each for each, calls in enumerate(self.made_by) if not calls and self.release[each] >= 0
+        ]
         self.program = self.held(zip(self.alloc, self.free, self.nbytes, strict=True))
         self.program += graph.base_bytes
 

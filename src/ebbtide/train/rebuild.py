@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ebbtide.errors import EbbtideError
+from ebbtide.train.holding import Holding
 from ebbtide.train.schema import forgets, written
 from ebbtide.train.values import Operation, Reference, Scratch, Value
 
@@ -23,20 +24,30 @@ class RebuildError(EbbtideError):
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """For whom something is made again.
+    """For whom something is made again, under which `Holding`.
 
     Attributes:
-        position: how far the forward pass had come, in operations, when the reader saved it.
-        holds: by place, the position from which down what is made again stays.
+        position: of the reader, in operations of the forward pass.
+        final: whether backward comes no second time.
     """
 
     position: int
-    holds: Mapping[tuple[int, int], int]
+    holding: Holding
+    final: bool = True
 
     def stays(self, value: Value) -> bool:
-        """Whether `value`, made again, is to be held: `ebbtide.plan.simulate` has the rule."""
-        position = self.holds.get(value.place) if value.place is not None else None
+        """Whether `value`, made again, is to be held."""
+        position = self.holding.holds.get(value.place) if value.place is not None else None
         return value.handles > 0 if position is None else self.position <= position
+
+    def read(self, value: Value) -> None:
+        """Let go of `value` where something was made from it for the last time."""
+        last = self.holding.lasts.get(value.place) if value.place is not None else None
+        if self.final and last is not None and self.position <= last:
+            value.spent = True
+            value.held = None
+            if not value.handles:
+                value.rebuilt = None
 
 
 def rebuild(wanted: Value, version: int, asking: Asking) -> torch.UntypedStorage:
@@ -50,21 +61,24 @@ def rebuild(wanted: Value, version: int, asking: Asking) -> torch.UntypedStorage
     found = wanted.at(version)
     if found is not None:
         return found
-    recipe, inputs = _recipe(wanted, version)
+    recipe, inputs, read = _recipe(wanted, version)
     making = _Making(wanted, recipe, inputs, asking)
     with _below_autograd():
         for operation in recipe:
             making.call(operation)
+    for value in read:
+        asking.read(value)
     return making.made[id(wanted)]
 
 
 def _recipe(
     wanted: Value, version: int
-) -> tuple[list[Operation], dict[tuple[int, int], torch.UntypedStorage]]:
-    """The operations to call in order, and what they read that is there."""
+) -> tuple[list[Operation], dict[tuple[int, int], torch.UntypedStorage], list[Value]]:
+    """The operations to call in order, and what they read that is there, with its values."""
     calls: dict[int, Operation] = {}
     there: dict[tuple[int, int], torch.UntypedStorage] = {}
     seen = set()
+    read: list[Value] = []
     waiting = [(wanted, version)]
     while waiting:
         value, at = waiting.pop()
@@ -74,6 +88,7 @@ def _recipe(
         storage = value.at(at)
         if storage is not None:
             there[id(value), at] = storage
+            read.append(value)
             continue
         if at >= len(value.writes):
             raise RebuildError(_lost(wanted, value, at))
@@ -85,7 +100,7 @@ def _recipe(
                     for each in operation.inputs()
                     if each.value is not value
                 ]
-    return [calls[number] for number in sorted(calls)], there
+    return [calls[number] for number in sorted(calls)], there, read
 
 
 def _lost(wanted: Value, value: Value, version: int) -> str:

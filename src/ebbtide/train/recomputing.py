@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ebbtide.plan.recompute import Recompute
+from ebbtide.train.holding import Holding
 from ebbtide.train.saved import Dropped, Kept, SavedTensors
 from ebbtide.train.tape import Tape
 
@@ -21,7 +22,8 @@ class Recomputing(SavedTensors):
 
     def __init__(self, recompute: Recompute) -> None:
         kept = recompute.kept
-        super().__init__(Tape(lambda place: place not in kept, recompute.operations))
+        holding = Holding(holds=recompute.holds, keeps=recompute.keeps, lasts=recompute.lasts)
+        super().__init__(Tape(lambda place: place not in kept, recompute.operations), holding)
         self._expected = recompute.operations
         self._saves_lost = self._warned = False
 

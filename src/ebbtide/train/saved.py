@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from types import MappingProxyType, TracebackType
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ebbtide.train.holding import Holding
 from ebbtide.train.outermost import OutermostCalls
 from ebbtide.train.rebuild import Asking, rebuild
 from ebbtide.train.tape import Tape
 from ebbtide.train.values import Reference, Value
 
-_NO_HOLDS: Mapping[tuple[int, int], int] = MappingProxyType({})
+_PLAIN = Holding()
 _engine = torch.autograd.Variable._execution_engine
 # The number of the backward pass that calls us, or that there is none.
 _running: Callable[[], int] = torch._C._current_graph_task_id
 _NONE = -1
+# Whether that pass was asked to retain the graph.
+_keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 class Kept:
@@ -59,7 +62,7 @@ class Dropped:
     def __del__(self) -> None:
         value = self.reference.value
         value.handles -= 1
-        if not value.handles and value.place not in self.owner.holds:
+        if not value.handles and (value.spent or value.place not in self.owner.holding.lasts):
             value.rebuilt = None
         self.owner.waiting -= 1
         self.owner.released(self)
@@ -80,18 +83,15 @@ class SavedTensors:
 
     Args:
         tape: records the forward pass.
-        holds: by place (operation, output) of what is dropped, a position in the forward pass,
-            in operations. What is made again for a reader behind it is not held, what is made
-            for one before it is, until nothing can be made from it any more. Without a position
-            it is held for as long as it is saved.
+        holding: how long what is dropped stays when it is made again.
 
     Attributes:
         waiting: tensors of this pass that are still saved.
     """
 
-    def __init__(self, tape: Tape, holds: Mapping[tuple[int, int], int] = _NO_HOLDS) -> None:
+    def __init__(self, tape: Tape, holding: Holding = _PLAIN) -> None:
         self.tape = tape
-        self.holds = holds
+        self.holding = holding
         self.waiting = 0
         self._backward = _NONE
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
@@ -126,7 +126,9 @@ class SavedTensors:
         saved.check()
         reference = saved.reference
         value = reference.value
-        asking = Asking(saved.position, self.holds)
+        # What is planned to be read the last time may be read again by another pass.
+        final = self.tape.lost is None and not _keeps_graph()
+        asking = Asking(saved.position, self.holding, final)
         storage = rebuild(value, reference.version, asking)
         if value.live() is not storage:
             if asking.stays(value):
@@ -149,6 +151,9 @@ class SavedTensors:
         value = self.tape.find(tensor) if self.tape.recording else None
         if value is None or len(value.writes) != value.version + 1 or is_odd(tensor):
             return Kept(self if self.tape.recording else None, tensor)
+        keeps = self.holding.keeps.get(value.place) if value.place is not None else None
+        if keeps is not None and self.tape.count >= keeps:
+            return Kept(self, tensor)
         return self.drop(tensor, value)
 
     def _unpack(self, saved: Kept | Dropped) -> Tensor:

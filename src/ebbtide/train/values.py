@@ -31,6 +31,7 @@ class Value:
         handles: saved tensors that stand for it and have not been released.
         held: the storage, kept alive for recipes.
         rebuilt: the storage made again, and the version that it has.
+        spent: whether nothing will be made from it any more.
         lent: the storage made again for a reader that has it and will let go of it, and its
             version.
         fake: mode and device of the fake tensors on it; None for real ones.
@@ -48,6 +49,7 @@ class Value:
         "nbytes",
         "place",
         "rebuilt",
+        "spent",
         "version",
         "writes",
     )
@@ -62,6 +64,7 @@ class Value:
         self.handles = 0
         self.held: torch.UntypedStorage | None = None
         self.rebuilt: tuple[torch.UntypedStorage, int] | None = None
+        self.spent = False
         self.lent: tuple[weakref.ref[torch.UntypedStorage], int] | None = None
         self.copies: dict[int, torch.UntypedStorage] = {}
         self.live = weakref.ref(storage)
