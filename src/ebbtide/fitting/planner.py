@@ -22,9 +22,9 @@ _STEP_BACK = 0.01
 _TRIES = 7
 # Between what fits and what does not there may be something better.
 _REFINEMENTS = 2
-_POINTS = 8
+_POINTS = 6
 # Fewer choices are played for a point of the front than for the plan.
-_FRONT = 60
+_FRONT = 400
 _MOST_PARTS = 64
 # A way that is so far below the budget with everything kept needs no smaller parts.
 _MARGIN = 0.1

@@ -65,7 +65,7 @@ def choose(
     budget_bytes: int,
     cost: Cost = seconds,
     *,
-    effort: int = 240,
+    effort: int = 4000,
     exact_nodes: int = 0,
 ) -> Choice | None:
     """The best choice found whose peak is within `budget_bytes`; None where none was found.
@@ -74,7 +74,7 @@ def choose(
         graph: the step.
         budget_bytes: for the peak, `graph.base_bytes` included.
         cost: what is to be small.
-        effort: how many choices are played, about; small steps get twenty times as many.
+        effort: how many choices are played at most, about.
         exact_nodes: how far the exact program may branch in a small step; 0 leaves it out.
     """
     everything = {each: KEPT for each in graph.droppable}
@@ -83,7 +83,7 @@ def choose(
         return replace(_choice(search, everything), bound_seconds=0.0)
     best = _from_starts(search)
     if _is_small(graph):
-        search.left = 20 * effort
+        search.left = max(search.left, effort)
         best = _stepwise(search, best, exact_nodes)
     if best is None:
         return None
@@ -91,7 +91,7 @@ def choose(
 
 
 def front(
-    graph: StepGraph, budgets: Iterable[int], cost: Cost = seconds, *, effort: int = 240
+    graph: StepGraph, budgets: Iterable[int], cost: Cost = seconds, *, effort: int = 4000
 ) -> list[Choice | None]:
     """A choice for each budget, in their order; a larger budget never costs more.
 
@@ -115,7 +115,7 @@ def front(
     return [found[budget] for budget in given]
 
 
-def smallest(graph: StepGraph, *, effort: int = 240) -> Choice:
+def smallest(graph: StepGraph, *, effort: int = 4000) -> Choice:
     """The choice with the smallest peak that was found: what a budget must be at least.
 
     Of choices with that peak the first is taken, whatever it computes again.
@@ -131,7 +131,7 @@ def smallest(graph: StepGraph, *, effort: int = 240) -> Choice:
         best = min(best, levels, key=search.price)
     if _is_small(graph):
         stepwise = Stepwise(search)
-        search.left = 20 * effort
+        search.left = max(search.left, effort)
         for begin in (best, {each: LENT for each in stepwise.choices}):
             stepwise.lowered(dict(begin))
         lowest = min(search.known, key=lambda key: search.known[key].peak_bytes)
@@ -180,7 +180,15 @@ def _from_starts(search: Search) -> dict[int, int] | None:
         for _ in range(2):
             other = groups.filled(other, groups.by_gain(other))
         best = min(best, other, key=search.price)
-    return groups.exchanged(best)
+    best = groups.exchanged(best)
+    single: list[dict[int, int]] = []
+    for levels in [best, *starts(search.graph, search.budget)]:
+        lower = groups.eased(dict(levels)) if search.left > 0 else None
+        if lower is not None:
+            single.append(groups.singly(lower))
+    for levels in sorted(single, key=search.price)[:2]:
+        best = min(best, groups.exchanged(levels), key=search.price)
+    return best
 
 
 def _rounded(search: Search) -> dict[int, int] | None:
@@ -282,6 +290,47 @@ class _Groups:
             more = {**levels, **dict.fromkeys(rest[:low], KEPT)}
             if low and self.search.price(more) < self.search.price(levels):
                 levels = more
+        return levels
+
+    def singly(self, levels: dict[int, int]) -> dict[int, int]:
+        """`levels` with one storage after the other kept, those worth most for their bytes first.
+
+        As many as fit in one piece, and then each that fits and saves something.
+        """
+        order = [each for group in self.by_worth() for each in group if levels.get(each) != KEPT]
+        low, high = 0, len(order)
+        while low < high and self.search.left > 0:
+            middle = (low + high + 1) // 2
+            if self.search.fits({**levels, **dict.fromkeys(order[:middle], KEPT)}):
+                low = middle
+            else:
+                high = middle - 1
+        levels = {**levels, **dict.fromkeys(order[:low], KEPT)}
+        for each in order[low:]:
+            if self.search.left <= 0:
+                break
+            more = {**levels, each: KEPT}
+            if self.search.fits(more) and self.search.price(more) <= self.search.price(levels):
+                levels = more
+        return levels
+
+    def eased(self, levels: dict[int, int]) -> dict[int, int] | None:
+        """`levels` without what is there at the peak and worth least for its bytes."""
+        order = {each: i for i, group in enumerate(self.by_worth()) for each in group}
+        while not self.search.fits(levels):
+            now = self.search.play(levels)
+            there = sorted(
+                (each for each in now.at_peak if levels.get(each) == KEPT and each in order),
+                key=lambda each: -order[each],
+            )
+            if not there or self.search.left <= 0:
+                return None
+            over = now.peak_bytes - self.search.budget
+            for each in there:
+                del levels[each]
+                over -= self.graph.index.nbytes[each]
+                if over <= 0:
+                    break
         return levels
 
     def thinned(self) -> dict[int, int] | None:
