@@ -361,9 +361,7 @@ class _Program:
             closed = found.status == 2
             return Optimum(None, float("inf") if closed else bound, closed, frozenset(), {})
         bound = scale * float(found.mip_dual_bound) if found.mip_dual_bound is not None else 0.0
-        seconds = float(
-            sum(self.costs[at] for at in self.call.values() if found.x[at] > 0.5)
-        )
+        seconds = float(sum(self.costs[at] for at in self.call.values() if found.x[at] > 0.5))
         held: dict[int, set[int]] = {stage.event: set() for stage in self.stages}
         for t, each in self._held(found.x):
             if t:
@@ -394,18 +392,24 @@ class _Program:
 
 
 def stages_of(graph: StepGraph) -> list[Stage]:
-    """Uses between which nothing is allocated are of one stage."""
+    """Uses between which nothing is allocated and no reader is done are of one stage."""
     index = graph.index
     groups: list[list[Use]] = []
     for use in index.uses:
         if not index.made_by[use.storage]:
             continue
-        if groups and not index.looks[groups[-1][-1].event : use.event].any():
+        if groups and _together(graph, groups[-1], use):
             groups[-1].append(use)
         else:
             groups.append([use])
     ends = [*(group[0].event for group in groups[1:]), index.end]
     return [
         Stage(group[0].event, end, tuple(group))
-        for group, end in zip(groups, ends, strict=True)
+        for group, end in zip(groups, ends, strict=False)  # no group, and still an end
     ]
+
+
+def _together(graph: StepGraph, group: list[Use], use: Use) -> bool:
+    if any(each.over < use.event for each in group):
+        return False
+    return not graph.index.looks[group[-1].event : use.event].any()

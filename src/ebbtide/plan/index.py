@@ -110,9 +110,7 @@ class Index:
             if calls and not all(repeatable[each] for each in calls)
         )
         self.other = [
-            each
-            for each, calls in enumerate(self.made_by)
-            if not calls and self.release[each] >= 0
+            each for each, calls in enumerate(self.made_by) if not calls and self.release[each] >= 0
         ]
         self.program = self.held(zip(self.alloc, self.free, self.nbytes, strict=True))
         self.program += graph.base_bytes

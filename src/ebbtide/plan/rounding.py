@@ -50,5 +50,3 @@ def _level(at: list[bool], uses: list[tuple[int, int]], tops: list[int]) -> int:
     if not covered and holds == NEVER:
         return LENT
     return min(level(min(covered) if covered else None, holds), KEPT - 1)
-
-

@@ -183,9 +183,7 @@ class _Building:
                 Storage(nbytes, places.get(i), tuple(calls.get(i, ())))
                 for i, nbytes in enumerate(self.bytes)
             ),
-            calls=tuple(
-                self._call(each, makes, wrote, scratch) for each in self.survey._calls
-            ),
+            calls=tuple(self._call(each, makes, wrote, scratch) for each in self.survey._calls),
             events=tuple(events),
             seconds=sum(self.tape.op_seconds[self.survey._calls[0][1] :]),
         )
@@ -214,9 +212,7 @@ class _Building:
             repeatable=repeatable(operation.func),
         )
 
-    def _events(
-        self, makes: dict[int, list[int]]
-    ) -> tuple[list[tuple[int, int]], dict[int, int]]:
+    def _events(self, makes: dict[int, list[int]]) -> tuple[list[tuple[int, int]], dict[int, int]]:
         survey, tape = self.survey, self.tape
         events: list[tuple[int, int]] = []
         scratch: dict[int, int] = {}

@@ -58,9 +58,7 @@ class Value:
         storage = tensor.untyped_storage()
         self.place = place
         self.nbytes = storage.nbytes()
-        self.fake = (
-            (tensor.fake_mode, tensor.device) if isinstance(tensor, FakeTensor) else None
-        )
+        self.fake = (tensor.fake_mode, tensor.device) if isinstance(tensor, FakeTensor) else None
         self.version = 0
         self.writes: list[Operation] = []
         self.handles = 0
@@ -117,9 +115,7 @@ def copied(value: Value, storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return whole.clone().untyped_storage()
 
 
-def _tensor(
-    value: Value, storage: torch.UntypedStorage, dtype: torch.dtype, *view: Any
-) -> Tensor:
+def _tensor(value: Value, storage: torch.UntypedStorage, dtype: torch.dtype, *view: Any) -> Tensor:
     with _disable_current_modes():
         made = torch.empty(0, dtype=dtype, device=storage.device)
         made.set_(storage, *view)
