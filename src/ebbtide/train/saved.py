@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor
