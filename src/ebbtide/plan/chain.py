@@ -5,7 +5,8 @@ for backward. At any moment of backward one made thing is the last one held; wha
 it is done or not there. So the best way for the stages between two of them depends on the
 bytes left for them alone. The recurrence is that of Rotor (Beaumont, Eyraud-Dubois, Herrmann,
 Joly, Shilova: "Optimal checkpointing for heterogeneous chains", 2019) for stages with one way
-to be run: what is held once is held until backward has used it.
+to be run: what is held once is held until backward has used it. Where stages are very uneven
+letting go of something and holding it again later may be better still, which this leaves out.
 """
 
 from __future__ import annotations

@@ -392,17 +392,24 @@ class _Program:
 
 
 def stages_of(graph: StepGraph) -> list[Stage]:
-    """Uses between which nothing is allocated are of one stage."""
+    """Uses between which nothing is allocated and no reader is done are of one stage."""
     index = graph.index
     groups: list[list[Use]] = []
     for use in index.uses:
         if not index.made_by[use.storage]:
             continue
-        if groups and not index.looks[groups[-1][-1].event : use.event].any():
+        if groups and _together(graph, groups[-1], use):
             groups[-1].append(use)
         else:
             groups.append([use])
     ends = [*(group[0].event for group in groups[1:]), index.end]
     return [
-        Stage(group[0].event, end, tuple(group)) for group, end in zip(groups, ends, strict=True)
+        Stage(group[0].event, end, tuple(group))
+        for group, end in zip(groups, ends, strict=False)  # no group, and still an end
     ]
+
+
+def _together(graph: StepGraph, group: list[Use], use: Use) -> bool:
+    if any(each.over < use.event for each in group):
+        return False
+    return not graph.index.looks[group[-1].event : use.event].any()

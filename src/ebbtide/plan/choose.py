@@ -82,6 +82,10 @@ def choose(
     if search.fits(everything):
         return replace(_choice(search, everything), bound_seconds=0.0)
     best = _from_starts(search)
+    if best is None:
+        best = _lowest(graph, budget_bytes, effort)
+        if best is None:
+            return None
     if _is_small(graph):
         search.left = max(search.left, effort)
         best = _stepwise(search, best, exact_nodes)
@@ -120,23 +124,35 @@ def smallest(graph: StepGraph, *, effort: int = 4000) -> Choice:
 
     Of choices with that peak the first is taken, whatever it computes again.
     """
-    search = Search(graph, 0, lambda outcome: float(outcome.peak_bytes), effort)
-    best: Levels = {each: KEPT for each in graph.droppable}
-    free = search.play(best).peak_bytes
-    candidates: list[Levels] = [best]
+    search = Search(graph, 0, seconds, effort)
+    return _choice(search, _lowered(search, effort))
+
+
+def _lowest(graph: StepGraph, budget: int, effort: int) -> dict[int, int] | None:
+    """The levels of the smallest peak, if that is within the budget."""
+    search = Search(graph, 0, seconds, effort)
+    levels = _lowered(search, effort)
+    return levels if search.play(levels).peak_bytes <= budget else None
+
+
+def _lowered(search: Search, effort: int) -> dict[int, int]:
+    graph = search.graph
+
+    def peak(levels: Levels) -> int:
+        return search.play(levels).peak_bytes
+
+    best: dict[int, int] = {each: KEPT for each in graph.droppable}
+    free = peak(best) - graph.base_bytes
     for share in (1.0, 0.5, 0.25, 0.12):
-        at = graph.base_bytes + int((free - graph.base_bytes) * share)
-        candidates += starts(graph, at)
-    for levels in candidates:
-        best = min(best, levels, key=search.price)
-    if _is_small(graph):
-        stepwise = Stepwise(search)
-        search.left = max(search.left, effort)
-        for begin in (best, {each: LENT for each in stepwise.choices}):
-            stepwise.lowered(dict(begin))
-        lowest = min(search.known, key=lambda key: search.known[key].peak_bytes)
-        best = dict(lowest)
-    return _choice(search, best)
+        for levels in starts(graph, graph.base_bytes + int(free * share)):
+            best = min(best, levels, key=peak)
+    if not _is_small(graph):
+        return best
+    stepwise = Stepwise(search)
+    search.left = max(search.left, effort)
+    for begin in (best, {each: LENT for each in stepwise.choices}):
+        stepwise.lowered(dict(begin))
+    return dict(min(search.known, key=lambda key: search.known[key].peak_bytes))
 
 
 def _choice(search: Search, levels: Levels) -> Choice:

@@ -25,6 +25,7 @@ class Node:
         gradient_bytes: of the gradient of its output; 0 where it has none.
         scratch_bytes: held while it runs, beside its output.
         backward_bytes: held while its backward runs, beside the gradients.
+        name: of the operation.
     """
 
     nbytes: int
@@ -35,6 +36,7 @@ class Node:
     gradient_bytes: int = 0
     scratch_bytes: int = 0
     backward_bytes: int = 0
+    name: str = "node"
 
 
 def step_graph(nodes: Sequence[Node], base_bytes: int = 0) -> StepGraph:
@@ -68,7 +70,7 @@ def step_graph(nodes: Sequence[Node], base_bytes: int = 0) -> StepGraph:
 
 def _call(i: int, node: Node) -> Call:
     return Call(
-        name=f"node {i}",
+        name=node.name,
         seconds=node.seconds,
         flops=round(node.seconds * 1e12),
         sources=tuple(Source(each, 0) for each in node.reads),

@@ -150,8 +150,8 @@ class _Making:
 
     def _offer(self, value: Value, operation: Operation, storage: torch.UntypedStorage) -> None:
         """Keep what is finished and to be held."""
-        finished = value.rebuilt is None and value.writes[-1] is operation
-        if finished and self.asking.stays(value):
+        finished = bool(value.writes) and value.writes[-1] is operation
+        if finished and value.rebuilt is None and self.asking.stays(value):
             value.rebuilt = (storage, len(value.writes) - 1)
 
     def _given(self, leaf: Any) -> Any:

@@ -63,6 +63,7 @@ class Tape(TorchDispatchMode):
         # Those that recipes read and keep; an entry goes with the last recipe.
         self._owned: weakref.WeakValueDictionary[int, Value] = weakref.WeakValueDictionary()
         self._ends: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._places: dict[int, tuple[int, int]] = {}
 
     def __exit__(
         self,
@@ -74,10 +75,12 @@ class Tape(TorchDispatchMode):
         self._values.clear()
         self._owned.clear()
         self._ends.clear()
+        self._places.clear()
 
     def begin(self, recording: bool = True) -> None:
         """A forward pass begins; without `recording` it saves nothing and is not followed."""
         self.backward()
+        self._places.clear()
         self.recording = recording
         self.count = 0
         self.lost = None
@@ -101,7 +104,9 @@ class Tape(TorchDispatchMode):
         """`tensor` as it is now. What was not made on the tape is kept as it is."""
         value = self.find(tensor)
         if value is None:
-            value = self._follow(tensor, None)
+            # Kept, and let go of by the operations that read it so far, or from outside.
+            key = tensor.untyped_storage()._cdata
+            value = self._follow(tensor, self._places.get(key))
         if value.held is None and not value.writes:
             # From here on the recipes own it, and with it the storage.
             key = tensor.untyped_storage()._cdata
@@ -188,12 +193,15 @@ class Tape(TorchDispatchMode):
         key = storage._cdata
         value = Value(tensor, place)
         self._values[key] = value
+        if place is not None:
+            self._places[key] = place
 
         def end(gone: weakref.ref[torch.UntypedStorage]) -> None:
             if self._ends.get(key) is gone:
                 del self._ends[key]
                 self._values.pop(key, None)
                 self._owned.pop(key, None)
+                self._places.pop(key, None)
 
         self._ends[key] = weakref.ref(storage, end)
         return value
