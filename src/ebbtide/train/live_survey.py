@@ -65,7 +65,7 @@ class LiveSurvey(Tape):
         self._sizes: list[int] = []
         self._seen: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._calls: list[Called] = []
-        self._places: dict[tuple[int, int], int] = {}
+        self._numbers: dict[tuple[int, int], int] = {}
         self._on = self._rebuilding = False
         self._began = 0.0
 
@@ -74,7 +74,7 @@ class LiveSurvey(Tape):
         super().begin(recording)
         if recording:
             self._events, self._sizes, self._calls = [], [], []
-            self._seen, self._places = {}, {}
+            self._seen, self._numbers = {}, {}
             self._on = True
 
     def __exit__(
@@ -128,7 +128,7 @@ class LiveSurvey(Tape):
             if output is not None:
                 number = self._see(leaves[i])
                 if number >= 0:
-                    self._places[operation.number, i] = number
+                    self._numbers[operation.number, i] = number
         self._calls.append(
             Called(
                 number=operation.number,
@@ -177,7 +177,7 @@ class LiveSurvey(Tape):
 
     def number_of(self, value: Value) -> int:
         """The storage that `value` is; it was made on the tape."""
-        return self._places[value.place] if value.place is not None else _REBUILT
+        return self._numbers[value.place] if value.place is not None else _REBUILT
 
     def unseen(self, make: Callable[[], Tensor]) -> Tensor:
         """What `make` returns; nothing that it allocates is of the step."""
@@ -191,7 +191,7 @@ class LiveSurvey(Tape):
 
     def graph(self) -> StepGraph:
         """The step that was recorded."""
-        calls, storages = describe(self._calls, self._places, self._sizes)
+        calls, storages = describe(self._calls, self._numbers, self._sizes)
         return StepGraph(
             base_bytes=self.base_bytes,
             storages=storages,

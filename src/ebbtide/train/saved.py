@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
