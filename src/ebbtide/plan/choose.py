@@ -65,7 +65,7 @@ def choose(
     budget_bytes: int,
     cost: Cost = seconds,
     *,
-    effort: int = 240,
+    effort: int = 200,
     exact_nodes: int = 0,
 ) -> Choice | None:
     """The best choice found whose peak is within `budget_bytes`; None where none was found.
@@ -95,7 +95,7 @@ def choose(
 
 
 def front(
-    graph: StepGraph, budgets: Iterable[int], cost: Cost = seconds, *, effort: int = 240
+    graph: StepGraph, budgets: Iterable[int], cost: Cost = seconds, *, effort: int = 200
 ) -> list[Choice | None]:
     """A choice for each budget, in their order; a larger budget never costs more.
 
@@ -119,7 +119,7 @@ def front(
     return [found[budget] for budget in given]
 
 
-def smallest(graph: StepGraph, *, effort: int = 240) -> Choice:
+def smallest(graph: StepGraph, *, effort: int = 200) -> Choice:
     """The choice with the smallest peak that was found: what a budget must be at least.
 
     Of choices with that peak the first is taken, whatever it computes again.
@@ -178,12 +178,12 @@ def _from_starts(search: Search) -> dict[int, int] | None:
     """The best of the starting points, filled up."""
     groups = _Groups(search)
     found: list[dict[int, int]] = []
-    for levels in starts(search.graph, search.budget):
-        if search.fits(levels):
-            found.append(groups.filled(levels, groups.by_worth()))
-    relaxed_one = _rounded(search)
-    if relaxed_one is not None:
-        found.append(groups.filled(relaxed_one, groups.by_worth()))
+    rounded = _rounded(search)
+    if rounded is not None:
+        found.append(groups.filled(rounded, groups.by_worth()))
+    begins = [levels for levels in starts(search.graph, search.budget) if search.fits(levels)]
+    for levels in sorted(begins, key=search.price)[:4]:
+        found.append(groups.filled(levels, groups.by_worth()))
     everything = groups.thinned()
     if everything is not None:
         found.append(everything)
