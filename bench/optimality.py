@@ -169,14 +169,14 @@ def traced(seed: int) -> StepGraph | None:
         (lambda: nn.TransformerEncoderLayer(128, 4, 512, batch_first=True), (4, 64, 128)),
         (
             lambda: nn.Sequential(
-                *[nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()] * 4
+                *[nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()] * 4
             ),
             (4, 8, 64, 64),
         ),
         (
             lambda: nn.Sequential(
                 nn.Conv2d(8, 32, 3), nn.SiLU(), nn.GroupNorm(4, 32), nn.Conv2d(32, 8, 3), nn.SiLU(),
-                nn.AvgPool2d(2), nn.Conv2d(8, 64, 3), nn.GELU(), nn.Dropout(0.1), nn.Conv2d(64, 8, 1)
+                nn.AvgPool2d(2), nn.Conv2d(8, 9, 3), nn.GELU(), nn.Dropout(0.1), nn.Conv2d(9, 8, 1)
             ),
             (4, 8, 64, 64),
         ),

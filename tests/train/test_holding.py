@@ -168,7 +168,7 @@ def test_holding_changes_no_bit(name: str, seed: int) -> None:
 
 
 def test_a_choice_is_carried_out_within_its_budget() -> None:
-    graph = _surveyed("blocks")
+    graph = _surveyed("convolutions")
     most = _played(graph, (graph.droppable, {}, {})).peak_bytes
     least = smallest(graph).outcome.peak_bytes
     assert least - graph.base_bytes < 0.9 * (most - graph.base_bytes)
@@ -176,7 +176,7 @@ def test_a_choice_is_carried_out_within_its_budget() -> None:
         choice = choose(graph, budget)
         assert choice is not None
         plan = (choice.kept, choice.holds, choice.keeps)
-        measured = _measured("blocks", graph, plan, dict(choice.outcome.lasts))
+        measured = _measured("convolutions", graph, plan, dict(choice.outcome.lasts))
         assert measured <= budget - graph.base_bytes
 
 

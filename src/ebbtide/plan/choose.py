@@ -21,6 +21,8 @@ from ebbtide.plan.rounding import levels_of
 from ebbtide.plan.search import Cost, Search, Stepwise
 from ebbtide.plan.simulate import Outcome
 
+_SHORT = 3000
+"""Events of a step that is played in a millisecond or two."""
 _SMALL = 80
 """Up to so many storages are moved one by one."""
 
@@ -74,11 +76,11 @@ def choose(
         graph: the step.
         budget_bytes: for the peak, `graph.base_bytes` included.
         cost: what is to be small.
-        effort: how many choices are played at most, about.
+        effort: how many choices are played at most, about; fewer of a long step.
         exact_nodes: how far the exact program may branch in a small step; 0 leaves it out.
     """
     everything = {each: KEPT for each in graph.droppable}
-    search = Search(graph, budget_bytes, cost, effort)
+    search = Search(graph, budget_bytes, cost, _plays(graph, effort))
     if search.fits(everything):
         return replace(_choice(search, everything), bound_seconds=0.0)
     best = _from_starts(search)
@@ -124,13 +126,13 @@ def smallest(graph: StepGraph, *, effort: int = 4000) -> Choice:
 
     Of choices with that peak the first is taken, whatever it computes again.
     """
-    search = Search(graph, 0, seconds, effort)
+    search = Search(graph, 0, seconds, _plays(graph, effort))
     return _choice(search, _lowered(search, effort))
 
 
 def _lowest(graph: StepGraph, budget: int, effort: int) -> dict[int, int] | None:
     """The levels of the smallest peak, if that is within the budget."""
-    search = Search(graph, 0, seconds, effort)
+    search = Search(graph, 0, seconds, _plays(graph, effort))
     levels = _lowered(search, effort)
     return levels if search.play(levels).peak_bytes <= budget else None
 
@@ -152,7 +154,15 @@ def _lowered(search: Search, effort: int) -> dict[int, int]:
     search.left = max(search.left, effort)
     for begin in (best, {each: LENT for each in stepwise.choices}):
         stepwise.lowered(dict(begin))
-    return dict(min(search.known, key=lambda key: search.known[key].peak_bytes))
+    lowest: frozenset[tuple[int, int]] = min(
+        search.known, key=lambda key: search.known[key].peak_bytes
+    )
+    return dict(lowest)
+
+
+def _plays(graph: StepGraph, effort: int) -> int:
+    """How many choices may be played: a count, and not a time, so that answers are the same."""
+    return effort * _SHORT // max(len(graph.events), _SHORT)
 
 
 def _choice(search: Search, levels: Levels) -> Choice:
@@ -178,12 +188,12 @@ def _from_starts(search: Search) -> dict[int, int] | None:
     """The best of the starting points, filled up."""
     groups = _Groups(search)
     found: list[dict[int, int]] = []
-    for levels in starts(search.graph, search.budget):
-        if search.fits(levels):
-            found.append(groups.filled(levels, groups.by_worth()))
-    relaxed_one = _rounded(search)
-    if relaxed_one is not None:
-        found.append(groups.filled(relaxed_one, groups.by_worth()))
+    rounded = _rounded(search)
+    if rounded is not None:
+        found.append(groups.filled(rounded, groups.by_worth()))
+    begins = [levels for levels in starts(search.graph, search.budget) if search.fits(levels)]
+    for levels in sorted(begins, key=search.price)[:4]:
+        found.append(groups.filled(levels, groups.by_worth()))
     everything = groups.thinned()
     if everything is not None:
         found.append(everything)

@@ -87,7 +87,7 @@ def _stages(graph: StepGraph, cuts: list[Cut], ends: list[int]) -> list[Stage]:
             run[at] = max(run[at], index.scratch[call], sum(index.nbytes[one] for one in made))
     for each in graph.droppable - of_cut:
         inside[stage_of[index.made_by[each][0]]] += index.nbytes[each]
-    for use, after in zip(index.uses, [*index.uses[1:], None], strict=True):
+    for use, after in zip(index.uses, [*index.uses[1:], None], strict=False):
         end = after.event if after is not None else index.end
         at = min(int(np.searchsorted(ends, use.position, side="right")), len(ends) - 1)
         there[at] = max(there[at], int(index.program[use.event]) - graph.base_bytes)
