@@ -25,12 +25,13 @@ browser: ## Install Chromium for the picture tests, where that takes no password
 	       apt-get update -qq && apt-get install -qq -y chromium >/dev/null; \
 	     else echo "No Chromium here: the picture tests will be skipped."; fi
 
-demo: $(STAMP) ## Predict a real training script on three GPUs, with a report
+demo: $(STAMP) ## Predict a script on three GPUs, with a report, and train in a budget
 	@mkdir -p build
 	@$(BIN)/ebbtide predict examples/train_gpt2.py \
 	  --gpu t4 --gpu l4 --gpu a100-40gb --html build/demo.html --force; \
 	  code=$$?; test $$code -le 1 || exit $$code
 	@echo "The report: build/demo.html"
+	@$(BIN)/python examples/fit_gpt.py --budget 110MiB
 
 test: $(STAMP) browser ## Run all tests, with branch coverage
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term

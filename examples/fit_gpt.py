@@ -1,6 +1,6 @@
 """Train a small GPT in a budget that it does not fit, with the same result bit for bit.
 
-    python examples/fit_gpt.py --budget 90MiB
+    python examples/fit_gpt.py --budget 110MiB
 
 It runs on the CPU, so the budget is of ordinary memory.
 """
@@ -53,7 +53,7 @@ def loss_fn(model: nn.Module, tokens: Tensor) -> Tensor:
 def main() -> None:
     """Plan, verify, train."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--budget", default="90MiB")
+    parser.add_argument("--budget", default="110MiB")
     parser.add_argument("--steps", type=int, default=5)
     args = parser.parse_args()
 
@@ -62,7 +62,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens = torch.randint(0, WORDS, (4, LENGTH))
 
-    plan = ebbtide.fit(model, optimizer, tokens, loss_fn, budget=args.budget)
+    plan = ebbtide.fit(model, optimizer, tokens, loss_fn, budget=args.budget, exact=True)
     print(f"without a plan  {format_bytes(plan.plain_peak_bytes)}")
     print(f"budget          {format_bytes(plan.budget_bytes)}")
     print(f"with the plan   {format_bytes(plan.predicted_peak_bytes)}")

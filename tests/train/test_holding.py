@@ -87,7 +87,7 @@ def _context(graph: StepGraph, plan: Plan, lasts: dict[int, int]) -> SavedTensor
     kept, holds, keeps = plan
     places = {graph.storages[each].place for each in kept}
     holding = Holding(holds=placed(holds), keeps=placed(keeps), lasts=placed(lasts))
-    return SavedTensors(Tape(None, lambda place: place not in places), holding)
+    return SavedTensors(Tape(lambda place: place not in places), holding)
 
 
 def _drawn(graph: StepGraph, seed: int) -> Plan:
@@ -195,7 +195,8 @@ def test_what_passes_is_made_again_for_each_reader(
     monkeypatch.setattr(rebuild._Making, "call", counted)
     x = torch.randn(4, 4, requires_grad=True)
     holds = {} if position is None else {(0, 0): position}
-    with SavedTensors(Tape(None, lambda place: True), Holding(holds=dict(holds))):
+    with SavedTensors(Tape(lambda place: True), Holding(holds=dict(holds))) as saved:
+        saved.begin()
         y = x.tanh()
         z = y.cosh() + y.sin()
         del y

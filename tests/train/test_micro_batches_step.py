@@ -199,7 +199,7 @@ def test_with_saved_tensors_dropped(
     step = MicroBatches(make(dropped), dropped.parameters(), 3)
     for seed in range(2):
         expected = reference(_batch(8, seed))
-        with SavedTensors(Tape(None, lambda place: True)):
+        with SavedTensors(Tape(lambda place: True)):
             found = step(_batch(8, seed))
         assert torch.equal(found, expected)
     for a, b in zip(plain.parameters(), dropped.parameters(), strict=True):
@@ -215,7 +215,7 @@ def test_with_saved_tensors_dropped_and_terms_weighted_apart() -> None:
         return lambda b: _ce(model)(b) + 0.1 * _mse(model)(b)
 
     expected = MicroBatches(objective(plain), plain.parameters(), 3)(_batch(8, 0))
-    with SavedTensors(Tape(None, lambda place: True)):
+    with SavedTensors(Tape(lambda place: True)):
         found = MicroBatches(objective(dropped), dropped.parameters(), 3)(_batch(8, 0))
     assert torch.equal(found, expected)
     for a, b in zip(plain.parameters(), dropped.parameters(), strict=True):
@@ -234,7 +234,7 @@ def test_with_dropping_and_the_step_in_backward() -> None:
         step = MicroBatches(_ce(ours), ours.parameters(), 3, hold=stepping.hold)
         for seed in range(3):
             by_hand(_batch(8, seed))
-            with SavedTensors(Tape(None, lambda place: place[0] % 2 == 0)):
+            with SavedTensors(Tape(lambda place: place[0] % 2 == 0)):
                 step(_batch(8, seed))
             for each in (reference, optimizer):
                 each.step()
