@@ -23,8 +23,10 @@ _TRIES = 7
 # Between what fits and what does not there may be something better.
 _REFINEMENTS = 2
 _POINTS = 6
+# How many choices are played for the plan.
+_EFFORT = 2000
 # Fewer choices are played for a point of the front than for the plan.
-_FRONT = 400
+_FRONT = 150
 _MOST_PARTS = 64
 # A way that is so far below the budget with everything kept needs no smaller parts.
 _MARGIN = 0.1
@@ -186,7 +188,7 @@ class _Search:
             if way.graph is None or (best is not None and not self._may_beat(way, best[0])):
                 continue
             self.progress("choosing")
-            choice = choose(way.graph, int(aim))
+            choice = choose(way.graph, int(aim), effort=_EFFORT)
             if choice is None:
                 continue
             seconds = way.graph.seconds + choice.outcome.seconds * way.decision.micro_batches
@@ -250,7 +252,7 @@ def front(ways: Iterable[Way], points: int = _POINTS) -> tuple[Point, ...]:
     """Budgets from the least that a way reaches to what the plain step takes, with times."""
     given = [(way.graph, way.decision.micro_batches) for way in ways if way.graph is not None]
     most = simulate(given[0][0], given[0][0].droppable).peak_bytes
-    least = min(smallest(graph).outcome.peak_bytes for graph, _ in given)
+    least = min(smallest(graph, effort=_FRONT).outcome.peak_bytes for graph, _ in given)
     budgets = [least + (most - least) * i // (points - 1) for i in range(points)]
     rows = [(graph, parts, front_of(graph, budgets, effort=_FRONT)) for graph, parts in given]
     found: list[Point] = []
@@ -276,7 +278,7 @@ def _nothing(ways: list[Way], budget_bytes: int) -> str:
             "fewer or smaller parameters, or an optimizer with less state."
         )
     graphs = [way.graph for way in ways if way.graph is not None]
-    least = min(smallest(each).outcome.peak_bytes for each in graphs)
+    least = min(smallest(each, effort=_FRONT).outcome.peak_bytes for each in graphs)
     gaps = "" if least > budget_bytes else " The caching allocator leaves gaps beside that."
     return (
         f"Everything tried brings the peak down to about {format_bytes(least)}, of which "
