@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["XDG_CACHE_HOME"] = str(ROOT / ".pytest_cache" / "xdg")
 os.environ.pop("NO_COLOR", None)
 os.environ.pop("FORCE_COLOR", None)
+
+# Under `nohup`, or behind a `&` of a script, these are ignored, and so would children do.
+for ending in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
+    if signal.getsignal(ending) is signal.SIG_IGN:
+        python = signal.default_int_handler if ending == signal.SIGINT else signal.SIG_DFL
+        signal.signal(ending, python)
 
 # A loaded machine is slow, which says nothing about the code.
 settings.register_profile(
