@@ -7,19 +7,17 @@ forks.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
-from ebbtide.errors import EbbtideError, UsageError
+from ebbtide.errors import UsageError
 from ebbtide.fitting.making import made
 from ebbtide.fitting.planner import find_plan
 from ebbtide.fitting.subject import Subject
 from ebbtide.fitting.targets import architecture, function, script
 from ebbtide.fitting.virtual import room
 from ebbtide.gpus import Gpu, find
-from ebbtide.workloads.child import Answers, forks_of, import_heavy
-from ebbtide.workloads.failures import pack
-from ebbtide.workloads.forking import die_with_parent, leave
+from ebbtide.workloads.child import Answers, answer, forks_of, import_heavy
+from ebbtide.workloads.forking import leave
 from ebbtide.workloads.request import Request
 from ebbtide.workloads.script import reported
 from ebbtide.workloads.torchvision_mend import mend_torchvision
@@ -27,19 +25,7 @@ from ebbtide.workloads.torchvision_mend import mend_torchvision
 
 def main() -> int:
     """Plan what the request file says. Returns the exit code."""
-    die_with_parent()
-    answers = Answers()
-    request = Request.from_text(Path(sys.argv[1]).read_text())
-    answers.send("phase", text="importing")
-    try:
-        _plan(request, answers)
-    except EbbtideError as error:
-        answers.send("error", **pack(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    answers.send("done")
-    return 0
+    return answer(_plan)
 
 
 def _plan(request: Request, answers: Answers) -> None:

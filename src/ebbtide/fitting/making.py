@@ -17,7 +17,6 @@ from ebbtide.fitting.planner import Found, Way, front
 from ebbtide.fitting.technique import Technique
 from ebbtide.fitting.work import Work
 from ebbtide.plan.recompute import Recompute
-from ebbtide.plan.simulate import simulate
 from ebbtide.units import format_bytes
 
 
@@ -48,7 +47,7 @@ def made(
 def _techniques(found: Found, budget_bytes: int) -> Iterator[Technique]:
     yield from _of_way(found.way, found.ways[0], "")
     if found.decision.recompute is not None:
-        yield _recompute(found, budget_bytes)
+        yield _recompute(found, found.decision.recompute, budget_bytes)
     if found.decision.expandable_segments:
         yield Technique(
             name=ALLOCATOR,
@@ -104,10 +103,9 @@ def _of_way(way: Way, plain: Way, left: str) -> Iterator[Technique]:
         saved, seconds, reason = 0, 0.0, f"Together with {name}: see there."
 
 
-def _recompute(found: Found, budget_bytes: int) -> Technique:
+def _recompute(found: Found, recompute: Recompute, budget_bytes: int) -> Technique:
     graph, choice = found.graph, found.choice
-    recompute = Recompute.of(graph, choice)
-    plain = simulate(graph, graph.droppable).peak_bytes
+    plain = found.way.peak_bytes
     keep = []
     for number in sorted(choice.kept, key=lambda each: graph.storages[each].place or (0, 0)):
         storage = graph.storages[number]

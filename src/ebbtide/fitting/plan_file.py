@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ebbtide.errors import UsageError
 from ebbtide.fitting.plan import (
@@ -18,9 +18,10 @@ from ebbtide.fitting.plan import (
 )
 from ebbtide.fitting.planner import Point
 from ebbtide.fitting.technique import Technique
+from ebbtide.plan.decision import Implementation
 
 _KNOWN = (RECOMPUTE, ALLOCATOR, MICRO_BATCHES, IMPLEMENTATION, IN_BACKWARD)
-_IMPLEMENTATIONS = ("plain", "foreach", "fused")
+_IMPLEMENTATIONS = get_args(Implementation)
 _NUMBERS = (
     "budget_bytes",
     "predicted_peak_bytes",

@@ -85,11 +85,6 @@ class Found:
         return self.graph.seconds + self.recompute_s
 
     @property
-    def plain(self) -> StepGraph:
-        """The step as it is."""
-        return _graph(self.ways[0])
-
-    @property
     def plain_bytes(self) -> int:
         """The peak of the step as it is."""
         return self.ways[0].peak_bytes

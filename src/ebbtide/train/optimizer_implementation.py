@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ebbtide.plan.decision import Implementation
 from ebbtide.train.optimizer_twin import OptimizerError, plain_step, twin
 from ebbtide.vgpu.virtual_gpu import VirtualGpu
 
-Implementation = Literal["plain", "foreach", "fused"]
-IMPLEMENTATIONS: tuple[Implementation, ...] = ("plain", "foreach", "fused")
+IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

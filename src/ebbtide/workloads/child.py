@@ -18,6 +18,7 @@ import pkgutil
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,17 @@ class Answers:
 
 def main() -> int:
     """Run what the request file says. Returns the exit code."""
+    return answer(_trace)
+
+
+def answer(work: Callable[[Request, Answers], object]) -> int:
+    """Do `work` on the request file that this process was started with. Returns the exit code."""
     die_with_parent()
     answers = Answers()
     request = Request.from_text(Path(sys.argv[1]).read_text())
     answers.send("phase", text="importing")
     try:
-        if request.kind == "script":
-            _scripts(request, answers)
-        elif request.kind == "function":
-            _functions(request, answers)
-        else:
-            _architecture(request, answers)
+        work(request, answers)
     except EbbtideError as error:
         answers.send("error", **pack(error))
         return error.exit_code
@@ -68,6 +69,15 @@ def main() -> int:
         return 130
     answers.send("done")
     return 0
+
+
+def _trace(request: Request, answers: Answers) -> None:
+    if request.kind == "script":
+        _scripts(request, answers)
+    elif request.kind == "function":
+        _functions(request, answers)
+    else:
+        _architecture(request, answers)
 
 
 def _scripts(request: Request, answers: Answers) -> None:
